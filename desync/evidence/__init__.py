@@ -1,0 +1,1 @@
+"""Each kind of source, turned into :class:`desync.model.Evidence`."""

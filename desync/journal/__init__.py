@@ -1,0 +1,1 @@
+"""The crash-proof file in which one rank records what it does."""

@@ -1,0 +1,201 @@
+"""Reading a journal from outside: while its rank writes, or after its end.
+
+A journal is foreign input: its rank may have been killed in the middle of a write, or the file may be anything.  Whatever does
+not fit is left out and said in the trace's notes; only a file that is no journal at all raises :class:`JournalError`.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+from desync.errors import JournalError
+from desync.journal.decode import Heap, Record, TraceBuilder
+from desync.journal.layout import (
+    ENTRY_HEAD,
+    HEADER_BYTES,
+    MAGIC,
+    RECORD_WORDS,
+    VERSION,
+    WORD,
+    Field,
+    Header,
+    file_bytes,
+    heap_offset,
+)
+from desync.model import Trace
+
+MAX_FILE_BYTES = 1 << 30
+MAX_SLOTS = 1 << 22
+MAX_ENTRY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A cheap look at a journal: enough to see whether its rank moves."""
+
+    records: int
+    """Serial number of the newest record."""
+    operations: int
+    pending_since: int | None
+    """When the newest record was entered, if it is an operation or mark that has not come to its end; epoch ns."""
+    steps: int
+    batches: int
+
+
+class JournalReader:
+    """An open journal.
+
+    Raises :class:`JournalError` if the file cannot be opened or is no journal (yet).
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if not HEADER_BYTES <= size <= MAX_FILE_BYTES:
+                    raise _refused(path, f"has {size} bytes")
+                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise _refused(path, f"cannot be read ({error})") from error
+        self._header = array("q", self._map[:HEADER_BYTES])
+        self._check(size)
+        self.slots = self._header[Header.SLOTS]
+        self._heap_at = heap_offset(self.slots)
+        self._heap = Heap()
+        self._heap_read = 0
+
+    def _check(self, size: int) -> None:
+        header = self._header
+        if header[Header.MAGIC] != MAGIC:
+            raise _refused(self.path, "does not begin as a journal does")
+        if header[Header.VERSION] != VERSION:
+            raise _refused(self.path, f"is of version {header[Header.VERSION]}, this desync reads {VERSION}")
+        slots, heap = header[Header.SLOTS], header[Header.HEAP_BYTES]
+        if not 0 < slots <= MAX_SLOTS or heap < 0 or file_bytes(slots, heap) != size:
+            raise _refused(self.path, f"says {slots} slots and {heap} bytes of heap but has {size} bytes")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._map.close()
+
+    @property
+    def pid(self) -> int:
+        """Process that writes (wrote) it."""
+        return self._header[Header.PID]
+
+    @property
+    def process_start(self) -> int:
+        """Its start in clock ticks since boot; 0 if not known."""
+        return self._header[Header.PROCESS_START]
+
+    @property
+    def attempt(self) -> int:
+        """torchelastic's restart count."""
+        return self._header[Header.ATTEMPT]
+
+    @property
+    def rank(self) -> int | None:
+        """Global rank, once known."""
+        rank = self._word(Header.RANK)
+        return rank - 1 if rank > 0 else None
+
+    @property
+    def exit_announced(self) -> bool:
+        """Whether the process said that it ends."""
+        return bool(self._word(Header.EXIT_TIME))
+
+    def _word(self, word: int) -> int:
+        return int.from_bytes(self._map[word * WORD : word * WORD + WORD], "little", signed=True)
+
+    def wall(self, monotonic: int) -> int:
+        """Epoch ns of a monotonic time of this journal."""
+        return monotonic + self._header[Header.START_WALL] - self._header[Header.START_MONOTONIC]
+
+    def pulse(self) -> Pulse:
+        """A few words of the header and the newest record."""
+        newest = self._word(Header.RECORDS)
+        at = HEADER_BYTES // WORD + newest % self.slots * RECORD_WORDS
+        pending = None
+        if newest and self._word(at) == newest:
+            entered, finished = self._word(at + Field.ENTERED), self._word(at + Field.COMPLETED)
+            pending = self.wall(entered) if not finished else None
+        return Pulse(
+            records=newest,
+            operations=self._word(Header.OPERATIONS),
+            pending_since=pending,
+            steps=self._word(Header.STEPS),
+            batches=self._word(Header.BATCHES),
+        )
+
+    def trace(self, node: str | None = None) -> Trace | None:
+        """All that the journal says now; None while its rank is not known."""
+        header = array("q", self._map[:HEADER_BYTES])
+        if header[Header.RANK] <= 0:
+            return None
+        self._read_heap(header)
+        # The ring is copied in one piece before it is looked at: the rank may go on writing.
+        ring = array("q", self._map[HEADER_BYTES : self._heap_at])
+        builder = TraceBuilder(header, self._heap, self.wall, node)
+        torn = builder.add_records(_records(ring, self.slots, header[Header.RECORDS]))
+        # A record may refer to an entry that came after the heap was read.
+        if builder.wants_more:
+            self._read_heap(array("q", self._map[:HEADER_BYTES]))
+        return builder.build(torn)
+
+    def info(self) -> dict[str, Any]:
+        """What the recorder said of its surroundings (torch's version, node)."""
+        self._read_heap(array("q", self._map[:HEADER_BYTES]))
+        return self._heap.info
+
+    def _read_heap(self, header: array[int]) -> None:
+        end = min(header[Header.HEAP_USED], header[Header.HEAP_BYTES])
+        while self._heap_read + ENTRY_HEAD.size <= end:
+            at = self._heap_at + self._heap_read
+            length, check = ENTRY_HEAD.unpack_from(self._map, at)
+            if not 0 < length <= min(MAX_ENTRY_BYTES, end - self._heap_read - ENTRY_HEAD.size):
+                self._heap.damaged = True
+                return
+            data = self._map[at + ENTRY_HEAD.size : at + ENTRY_HEAD.size + length]
+            self._heap.add(_parse(data) if zlib.crc32(data) == check else None)
+            self._heap_read += ENTRY_HEAD.size + -(-length // WORD) * WORD
+
+
+def _parse(data: bytes) -> tuple[str, Any] | None:
+    try:
+        entry = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str):
+        return entry[0], entry[1]
+    return None
+
+
+def _records(ring: array[int], slots: int, newest: int) -> Iterator[Record]:
+    """The records in the order in which they were entered; those torn or overwritten meanwhile are left out."""
+    newest = max(newest, 0)
+    # The rank may have been killed between the record and the header's word for it.
+    while ring[(newest + 1) % slots * RECORD_WORDS] == newest + 1:
+        newest += 1
+    oldest = max(1, newest - slots + 1)
+    begin = oldest % slots * RECORD_WORDS
+    ordered = (ring[begin:] + ring[:begin])[: (newest - oldest + 1) * RECORD_WORDS]
+    columns = [ordered[word::RECORD_WORDS] for word in range(RECORD_WORDS)]
+    expected = range(oldest, newest + 1)
+    sound = [
+        serial == want == check
+        for serial, want, check in zip(columns[Field.SERIAL], expected, columns[Field.CHECK], strict=True)
+    ]
+    return zip(*(compress(column, sound) for column in columns), strict=True)
+
+
+def _refused(path: str, why: str) -> JournalError:
+    return JournalError(f"{path} {why}", "give a journal that desync wrote (journals/*.journal in a run directory)")

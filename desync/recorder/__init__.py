@@ -1,0 +1,1 @@
+"""What runs inside each rank: records, and never harms."""

@@ -1,0 +1,1 @@
+"""The Report and its renderings."""

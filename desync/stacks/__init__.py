@@ -1,0 +1,1 @@
+"""Stacks of the ranks: taken, parsed, merged."""

@@ -1,0 +1,1 @@
+"""The launch, the watchdog and the run directory."""
