@@ -171,6 +171,8 @@ class Call:
     """"DDP bucket 0: fc.weight, fc.bias" where the operation is DDP's."""
     members: tuple[int, ...] | None = None
     """For Kind.GROUP: the global ranks that the call was given, where known."""
+    completion_known: bool = True
+    """Whether the source would have seen it complete; if not, a missing completion proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +232,6 @@ class OperationTable:
     returned: array[int] = field(default_factory=_q)
     completed: array[int] = field(default_factory=_q)
     """Negative: it failed, at minus this time."""
-    completion_known: bool = True
-    """Whether this source sees an operation complete; if not, 0 in ``completed`` proves nothing."""
-
     def __len__(self) -> int:
         return len(self.seq)
 
@@ -254,7 +253,7 @@ class OperationTable:
             returned=self.returned[index] or None,
             completed=abs(completed) or None,
             failed=completed < 0,
-            pending=not done and (self.completion_known or not self.returned[index]),
+            pending=not done and (call.completion_known or not self.returned[index]),
         )
 
     def rows(self, rank: int) -> Iterator[Operation]:

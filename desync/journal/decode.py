@@ -284,7 +284,6 @@ class TraceBuilder:
                 made.append(self._full_call(record))
             call_column.append(number)
             group_column.append(groups.setdefault(record[Field.GROUP], len(groups)))
-        known = [bool(record[Field.TYPE] & Flag.COMPLETION_KNOWN) for record in records]
         return OperationTable(
             calls=tuple(made),
             groups=tuple(self._group_name(number) for number in groups),
@@ -295,7 +294,6 @@ class TraceBuilder:
             entered=array("q", (self._wall(record[Field.ENTERED]) for record in records)),
             returned=array("q", (self._wall(r[Field.RETURNED]) if r[Field.RETURNED] else 0 for r in records)),
             completed=array("q", (self._completion(record) for record in records)),
-            completion_known=all(known),
         )
 
     def _completion(self, record: Record) -> int:
@@ -330,4 +328,5 @@ class TraceBuilder:
             site=site if isinstance(site, CallSite) else None,
             bucket=bucket if isinstance(bucket, str) else None,
             members=base.members,
+            completion_known=bool(flags & Flag.COMPLETION_KNOWN),
         )
