@@ -35,5 +35,9 @@ class JournalError(DesyncError):
     """A file is no journal, or is too damaged to be read at all."""
 
 
+class ReportError(DesyncError):
+    """A file is no report, or is damaged."""
+
+
 class LaunchError(DesyncError):
     """The job's command could not be started."""

@@ -1,0 +1,91 @@
+"""Whose frames are whose, and equal stacks as one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+
+from desync.model import Frame, RankStacks, Stack
+from desync.report.model import MergedStack
+from desync.report.text import NAME, bounded
+
+MAX_FRAMES = 64
+MAX_STACKS = 256
+PATH = 1000
+"""Longest file name, in characters."""
+
+_INSTALLED = re.compile(
+    r"(^|/)(site-packages|dist-packages|lib(64)?/python[\d.]+)/"
+    r"|(^|/)torch/(_\w+|amp|autograd|cuda|distributed|fx|library|multiprocessing|nn|optim|serialization|utils)\b"
+    r"|(^|/)desync/(recorder|journal)/"
+    r"|(^|/)sitecustomize\.py$"
+    r"|^<frozen "
+)
+_NATIVE = re.compile(r"^$|^\?\?$|^\[|\.so(\.[\d.]+)?$|\.(c|cc|cpp|cxx|cu|h|hpp|rs|S|pyx|pxd)$|(^|/)python[\d.]*$")
+
+
+def bounded_frame(frame: Frame) -> Frame:
+    """The frame with names of bounded length."""
+    if len(frame.function) <= NAME and len(frame.file) <= PATH:
+        return frame
+    return Frame(bounded(frame.function, NAME), bounded(frame.file, PATH), frame.line)
+
+
+def is_native(frame: Frame) -> bool:
+    """Whether the frame is machine code and not Python's."""
+    return bool(_NATIVE.search(frame.file))
+
+
+def is_user(frame: Frame) -> bool:
+    """Whether the frame is the user's: Python, and neither installed, torch's, the standard library's nor desync's.
+
+    Decided by the path alone, so that a report reads the same on another machine.
+    """
+    if is_native(frame) or _INSTALLED.search(frame.file):
+        return False
+    stem, _, suffix = frame.file.partition(".")
+    # Some sources shorten the standard library's files to a bare name.
+    return not (suffix == "py" and stem in sys.stdlib_module_names)
+
+
+def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Those that are the user's, innermost first."""
+    return tuple(frame for frame in frames if is_user(frame))
+
+
+def is_main(thread: str) -> bool:
+    """Whether the name is that of a process' first thread."""
+    return "mainthread" in thread.replace(" ", "").lower()
+
+
+def main_stack(stacks: RankStacks) -> Stack | None:
+    """The main thread's stack; without a thread of that name the first with a user frame, else the first."""
+    threads = stacks.threads
+    named = [stack for stack in threads if is_main(stack.thread)]
+    own = [stack for stack in threads if user_frames(stack.frames)]
+    return next(iter([*named, *own, *threads]), None)
+
+
+def newest(stacks: Iterable[RankStacks]) -> list[RankStacks]:
+    """Of several samples of one rank by one source the newest; sorted by rank, py-spy's before others'."""
+    best: dict[tuple[int, str], RankStacks] = {}
+    for sample in stacks:
+        known = best.get((sample.rank, sample.source))
+        if known is None or (sample.time or 0) >= (known.time or 0):
+            best[sample.rank, sample.source] = sample
+    return sorted(best.values(), key=lambda sample: (sample.rank, sample.source != "py-spy", sample.source))
+
+
+def merge_stacks(stacks: Iterable[RankStacks]) -> tuple[MergedStack, ...]:
+    """Equal stacks (of the same source and thread name) as one with its ranks; the ones shared by most ranks first."""
+    merged: dict[tuple[str, str, tuple[Frame, ...]], set[int]] = {}
+    for sample in newest(stacks):
+        for stack in sample.threads:
+            key = (sample.source, stack.thread, tuple(map(bounded_frame, stack.frames[:MAX_FRAMES])))
+            merged.setdefault(key, set()).add(sample.rank)
+    ordered = sorted(merged.items(), key=lambda item: (not is_main(item[0][1]), -len(item[1]), min(item[1])))
+    return tuple(
+        MergedStack(tuple(sorted(ranks)), bounded(source, NAME), bounded(thread, NAME), frames)
+        for (source, thread, frames), ranks in ordered[:MAX_STACKS]
+    )

@@ -1,0 +1,99 @@
+"""Where the ranks are in the user's code: the line that the verdict points to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from desync.model import CallSite, Divergence, Evidence, Finding, Frame, OperationState, RankState, Trace
+from desync.report.frames import bounded_frame, main_stack, newest, user_frames
+from desync.report.model import Place, Role
+from desync.report.text import NAME, bounded
+
+MAX_CALLERS = 8
+MAX_PLACES = 64
+
+
+def places_of(finding: Finding, evidence: Evidence, states: dict[int, RankState]) -> tuple[Place, ...]:
+    """The places of a finding's culprits, then of those that wait for them; equal places are one with their ranks."""
+    culprits = [_culprit(rank, finding.divergence, evidence, states) for rank in finding.culprit_ranks]
+    waiting = [_inside(rank, finding.divergence) for rank in _others(finding)]
+    return (*_merged(culprits), *_merged(waiting))[:MAX_PLACES]
+
+
+def _others(finding: Finding) -> list[int]:
+    if finding.divergence is None:
+        return []
+    return [rank for rank in sorted(finding.divergence.by_rank) if rank not in finding.culprit_ranks]
+
+
+def _merged(places: Iterable[Place | None]) -> tuple[Place, ...]:
+    """Equal places as one; the place of most ranks first."""
+    ranks: dict[Place, list[int]] = {}
+    for place in places:
+        if place is not None:
+            ranks.setdefault(replace(place, ranks=()), []).extend(place.ranks)
+    ordered = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
+    return tuple(replace(place, ranks=tuple(sorted(members))) for place, members in ordered)
+
+
+def _place(rank: int, role: Role, frames: Sequence[Frame], op: str | None = None) -> Place | None:
+    if not frames:
+        return None
+    shown = tuple(map(bounded_frame, frames[: MAX_CALLERS + 1]))
+    return Place((rank,), role, shown[0], bounded(op, NAME) if op else None, shown[1:])
+
+
+def _frames(site: CallSite | None) -> tuple[Frame, ...]:
+    return site.frames if site else ()
+
+
+def _culprit(rank: int, divergence: Divergence | None, evidence: Evidence, states: dict[int, RankState]) -> Place | None:
+    """The most telling place: where it raised, what it does instead, where it stands, what it did last."""
+    trace = evidence.trace(rank)
+    return (
+        _raised(trace, states.get(rank))
+        or _inside(rank, divergence)
+        or _standing(rank, evidence)
+        or (_last(trace) if trace else None)
+    )
+
+
+def _raised(trace: Trace | None, state: RankState | None) -> Place | None:
+    mark = trace.failure if trace else None
+    if trace is None or mark is None or mark.failure is None or state is not RankState.RAISED:
+        return None
+    frames = user_frames(mark.failure.frames) or mark.failure.frames[:1] or _frames(mark.site)
+    return _place(trace.rank, Role.RAISED, frames)
+
+
+def _inside(rank: int, divergence: Divergence | None) -> Place | None:
+    standing = divergence.by_rank.get(rank) if divergence else None
+    if standing is None or standing.operation is None:
+        return None
+    operation = standing.operation
+    match standing.state:
+        case OperationState.WAITING:
+            role = Role.WAITS
+        case OperationState.MISMATCHED:
+            role = Role.INSTEAD
+        case OperationState.ABSENT if operation.pending:
+            role = Role.INSTEAD
+        case _:
+            return None
+    return _place(rank, role, _frames(operation.call.site), operation.call.op)
+
+
+def _standing(rank: int, evidence: Evidence) -> Place | None:
+    for sample in newest(stacks for stacks in evidence.stacks if stacks.rank == rank):
+        stack = main_stack(sample)
+        if stack and (frames := user_frames(stack.frames)):
+            return _place(rank, Role.AT, frames)
+    return None
+
+
+def _last(trace: Trace) -> Place | None:
+    if not len(trace.operations):
+        return None
+    call = trace.operations.row(trace.rank, -1).call
+    return _place(trace.rank, Role.LAST, _frames(call.site), call.op)

@@ -1,0 +1,159 @@
+"""The last operations of each rank around the divergence, in common columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from desync.model import AtDivergence, Divergence, Evidence, Frame, Kind, Operation, OperationState, OperationTable, Trace
+from desync.report.frames import bounded_frame
+from desync.report.model import Cell, CellState, Window, WindowRow
+from desync.report.text import NAME, bounded
+
+BEFORE = 4
+AFTER = 2
+"""Columns before and after the one of the divergence."""
+
+_AT = {
+    OperationState.WAITING: CellState.WAITING,
+    OperationState.ABSENT: CellState.ABSENT,
+    OperationState.MISMATCHED: CellState.MISMATCHED,
+    OperationState.COMPLETED: CellState.DONE,
+}
+
+Cells = tuple[Cell | None, ...]
+
+
+def build_window(evidence: Evidence, divergence: Divergence) -> Window:
+    """The window around ``divergence``; ranks with equal cells share a row, rows in the order of their lowest rank."""
+    positional = divergence.kind == "collective"
+    cells_of: Callable[[Trace | None, Divergence, AtDivergence | None], Cells] = _by_position if positional else _by_recency
+    rows: dict[Cells, list[int]] = {}
+    traces = {trace.rank: trace for trace in evidence.traces}
+    members = divergence.group.ranks if positional else ()
+    for rank in sorted({*members, *divergence.by_rank}):
+        cells = cells_of(traces.get(rank), divergence, divergence.by_rank.get(rank))
+        rows.setdefault(cells, []).append(rank)
+    return _trimmed(
+        Window(
+            group=divergence.group.name,
+            columns=_columns(divergence, positional),
+            at=BEFORE,
+            rows=tuple(WindowRow(tuple(ranks), cells) for cells, ranks in rows.items()),
+        )
+    )
+
+
+def _columns(divergence: Divergence, positional: bool) -> tuple[str, ...]:
+    if positional:
+        return tuple(str(divergence.seq + offset) for offset in range(-BEFORE, AFTER + 1))
+    return (*(f"-{back}" for back in range(BEFORE, 0, -1)), "now", *(f"+{on}" for on in range(1, AFTER + 1)))
+
+
+def _trimmed(window: Window) -> Window:
+    """Without outer columns in which no rank has anything."""
+    used = [index for index in range(len(window.columns)) if any(row.cells[index] for row in window.rows)]
+    first, last = min([window.at, *used]), max([window.at, *used])
+    return Window(
+        group=window.group,
+        columns=window.columns[first : last + 1],
+        at=window.at - first,
+        rows=tuple(WindowRow(row.ranks, row.cells[first : last + 1]) for row in window.rows),
+    )
+
+
+def _by_position(trace: Trace | None, divergence: Divergence, standing: AtDivergence | None) -> Cells:
+    """Cells at the sequence numbers around the divergence's."""
+    low = divergence.seq - BEFORE
+    width = BEFORE + 1 + AFTER
+    found = _collectives(trace, divergence.group.name, low, low + width) if trace else {}
+    first = min(found, default=divergence.seq)
+    cells: list[Cell | None] = []
+    for seq in range(low, low + width):
+        if seq == divergence.seq:
+            cells.append(_at(found.get(seq), standing))
+        elif operation := found.get(seq):
+            cells.append(_cell(operation, _state(operation, seq > divergence.seq)))
+        else:
+            cells.append(Cell(CellState.UNSEEN) if 0 < seq < first else None)
+    return tuple(cells)
+
+
+def _collectives(trace: Trace, group: str, low: int, high: int) -> dict[int, Operation]:
+    """The rank's collectives of ``group`` with ``low <= seq < high``, by sequence number."""
+    table: OperationTable = trace.operations
+    found: dict[int, Operation] = {}
+    if group not in table.groups:
+        return found
+    number = table.groups.index(group)
+    for index in range(len(table) - 1, -1, -1):
+        if table.group[index] != number or table.calls[table.call[index]].kind is not Kind.COLLECTIVE:
+            continue
+        seq = table.seq[index]
+        if seq < low:
+            break
+        if seq < high:
+            found[seq] = table.row(trace.rank, index)
+    return found
+
+
+def _by_recency(trace: Trace | None, divergence: Divergence, standing: AtDivergence | None) -> Cells:
+    """Cells of the operations that the rank entered last, the one of the divergence under "now"."""
+    now = standing.operation if standing else None
+    table = trace.operations if trace else OperationTable()
+    rank = trace.rank if trace else -1
+    end = now.index if now is not None and trace is not None else len(table)
+    before: list[Cell | None] = [_past(table.row(rank, index)) for index in range(max(0, end - BEFORE), end)]
+    first = end + 1 if now is not None else end
+    after: list[Cell | None] = [_past(table.row(rank, index)) for index in range(first, min(len(table), first + AFTER))]
+    return (
+        *[None] * (BEFORE - len(before)),
+        *before,
+        _at(now, standing),
+        *after,
+        *[None] * (AFTER - len(after)),
+    )
+
+
+def _past(operation: Operation) -> Cell:
+    return _cell(operation, _state(operation, later=False))
+
+
+def _state(operation: Operation, later: bool) -> CellState:
+    """Of an operation beside the divergence; one entered ``later`` in the same group waits behind it unless it is known to be done."""
+    if operation.failed:
+        return CellState.FAILED
+    if operation.completed is not None or not (operation.pending or later):
+        return CellState.DONE
+    return CellState.WAITING
+
+
+def _at(operation: Operation | None, standing: AtDivergence | None) -> Cell | None:
+    """The cell of the divergence itself; the diagnosis' word counts for its state."""
+    if standing is None:
+        return _past(operation) if operation else Cell(CellState.UNSEEN)
+    shown = standing.operation or operation
+    state = _AT[standing.state]
+    if shown is not None and shown.failed and standing.state in (OperationState.WAITING, OperationState.COMPLETED):
+        state = CellState.FAILED
+    if shown is None or (standing.state is OperationState.ABSENT and not shown.pending):
+        return Cell(state)
+    return _cell(shown, state)
+
+
+def _cell(operation: Operation, state: CellState) -> Cell:
+    call = operation.call
+    tensors = call.inputs if call.inputs.shapes else call.outputs
+    frame: Frame | None = call.site.innermost if call.site and call.site.frames else None
+    return Cell(
+        state=state,
+        group=operation.group,
+        seq=operation.seq,
+        op=bounded(call.op, NAME),
+        bucket=bounded(call.bucket, NAME) if call.bucket else None,
+        shapes=tensors.shapes or None,
+        dtype=tensors.dtype,
+        reduce_op=call.reduce_op,
+        root=call.root,
+        peer=call.peer,
+        callsite=bounded_frame(frame) if frame else None,
+    )
