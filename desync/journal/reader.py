@@ -27,10 +27,11 @@ from desync.journal.layout import (
     WORD,
     Field,
     Header,
+    RecordType,
     file_bytes,
     heap_offset,
 )
-from desync.model import Trace
+from desync.model import Call, Trace
 
 MAX_FILE_BYTES = 1 << 30
 MAX_SLOTS = 1 << 22
@@ -109,6 +110,11 @@ class JournalReader:
         return rank - 1 if rank > 0 else None
 
     @property
+    def world_size(self) -> int | None:
+        """Number of ranks of the job, once known."""
+        return self._word(Header.WORLD_SIZE) or None
+
+    @property
     def exit_announced(self) -> bool:
         """Whether the process said that it ends."""
         return bool(self._word(Header.EXIT_TIME))
@@ -135,6 +141,20 @@ class JournalReader:
             steps=self._word(Header.STEPS),
             batches=self._word(Header.BATCHES),
         )
+
+    def content(self) -> bytes:
+        """Header and ring as they are now: while they are equal, :meth:`trace` says the same."""
+        return self._map[: self._heap_at]
+
+    def newest_operation(self) -> str | None:
+        """Name of the operation that was entered last, if the newest record is one."""
+        newest = self._word(Header.RECORDS)
+        at = HEADER_BYTES // WORD + newest % self.slots * RECORD_WORDS
+        if self._word(at) != newest or self._word(at + Field.TYPE) & 0xFF != RecordType.OPERATION:
+            return None
+        self._read_heap(array("q", self._map[:HEADER_BYTES]))
+        call = self._heap.get(self._word(at + Field.CALL))
+        return call.op if isinstance(call, Call) else None
 
     def trace(self, node: str | None = None) -> Trace | None:
         """All that the journal says now; None while its rank is not known."""
