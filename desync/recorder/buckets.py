@@ -1,0 +1,128 @@
+"""Which all_reduce is which bucket of DDP.
+
+DDP's reducer launches its buckets in a fixed order, each as one flat all_reduce, from C++ in the middle of backward.  An
+all_reduce that comes from there is the next bucket of the module whose next bucket has as many elements.  With a comm hook
+written in Python the bucket is known from the hook's argument instead, and follows the hook's futures.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from desync.recorder.groups import GroupEntry
+
+active = False
+"""Whether this process has a DDP module at all; the hook asks this first."""
+
+_getframe = sys._getframe
+_engine: frozenset[CodeType] = frozenset()
+
+
+@dataclass(slots=True)
+class Bucket:
+    """One bucket: its number of elements and the number of its label in the journal's heap."""
+
+    elements: int
+    label: int
+
+
+@dataclass(slots=True)
+class Launches:
+    """Where one DDP module stands in launching its buckets."""
+
+    group: Any
+    """Its ``ProcessGroup``."""
+    buckets: list[Bucket] = field(default_factory=list)
+    next: int = 0
+    unused_map: int = 0
+    """Label of the reduction of the map of used parameters (find_unused_parameters=True)."""
+    hooked: bool = False
+    """A Python comm hook says which bucket it is."""
+
+
+modules: list[Launches] = []
+
+
+class _Context(threading.local):
+    label = 0
+
+
+_context = _Context()
+
+
+def activate() -> None:
+    """Begin to look for buckets: called when the first DDP module is made."""
+    global active, _engine
+    from torch.autograd import graph
+
+    function = getattr(graph, "_engine_run_backward", None)
+    _engine = frozenset({function.__code__}) if function is not None else frozenset()
+    active = True
+
+
+def bucket_of(tensors: Any, group: GroupEntry) -> int:
+    """Label of the bucket that this all_reduce is; 0 if it is none.  Called by the hook, three frames above the caller."""
+    if _context.label:
+        return _context.label
+    try:
+        caller = _getframe(3)
+    except ValueError:
+        caller = None  # an autograd thread: no Python frame at all
+    if caller is not None and caller.f_code not in _engine:
+        return 0
+    return _next_bucket(tensors[0], group)
+
+
+def hook_bucket_of(_tensors: Any, _group: GroupEntry) -> int:
+    """Label of the bucket that a comm hook is working on; 0 outside of one."""
+    return _context.label
+
+
+def _next_bucket(tensor: Any, group: GroupEntry) -> int:
+    elements = tensor.numel()
+    for module in reversed(modules):
+        if module.hooked or module.next > len(module.buckets):
+            continue
+        if module.next < len(module.buckets) and module.buckets[module.next].elements == elements:
+            label = module.buckets[module.next].label
+            module.next += 1
+            return label
+        if module.next == len(module.buckets) and module.unused_map and not tensor.dtype.is_floating_point:
+            module.next += 1
+            return module.unused_map
+    return 0
+
+
+def in_bucket(label: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, with the operations that it launches belonging to a bucket."""
+
+    def inside(*arguments: Any) -> Any:
+        before = _context.label
+        _context.label = label
+        try:
+            return function(*arguments)
+        finally:
+            _context.label = before
+
+    return inside
+
+
+def follow_futures() -> None:
+    """Let callbacks that a comm hook chains to its futures belong to the same bucket."""
+    from torch.futures import Future
+
+    original = Future.then
+    if getattr(original, "_desync", False):
+        return
+
+    def then(self: Any, callback: Any) -> Any:
+        label = _context.label
+        return original(self, in_bucket(label, callback) if label else callback)
+
+    then._desync = True  # type: ignore[attr-defined]  # so that it is not wrapped twice
+    Future.then = then  # type: ignore[method-assign]  # same signature

@@ -1,0 +1,92 @@
+"""Calls about groups: init_process_group, new_group, split_group, destroy_process_group.  They hang too."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from desync.journal.layout import Flag, RecordType
+from desync.recorder import exceptions
+from desync.recorder.groups import WORLD, Groups
+from desync.recorder.session import Session, quiet
+from desync.recorder.sites import Sites
+
+NAMES = ("new_group", "split_group", "shrink_group")
+
+
+class GroupCalls:
+    """Records that a call about a group was entered and came back."""
+
+    def __init__(self, session: Session, groups: Groups, sites: Sites) -> None:
+        self.session = session
+        self.groups = groups
+        self.sites = sites
+        self._sequence = itertools.count(1)
+        self._depth = 0
+
+    @quiet("recording group calls")
+    def entered(self, op: str, members: tuple[int, ...] | None = None) -> int | None:
+        """Record the beginning; returns the serial number, None for calls that another of these made itself."""
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        import time
+
+        if sys.exc_info()[1] is not None:
+            exceptions.held_back(self.session)
+        writer = self.session.writer
+        call = writer.intern("call", {"op": op, "kind": "group", "members": members}, key=(op, members))
+        world = writer.intern("group", {"name": WORLD, "ranks": _world_ranks(), "description": WORLD}, key=WORLD)
+        return writer.operation(
+            RecordType.OPERATION | Flag.COMPLETION_KNOWN,
+            world,
+            next(self._sequence),
+            call,
+            self.sites.here(4),
+            0,
+            0,
+            self.session.thread(),
+            0,
+            time.monotonic_ns(),
+        )
+
+    @quiet("recording group calls")
+    def left(self, serial: int | None, failed: bool) -> None:
+        """Record the end."""
+        self._depth -= 1
+        if serial is not None:
+            self.session.writer.left(serial)
+            self.session.writer.completed(serial, failed)
+
+    def around(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
+        """``original`` with both recorded."""
+
+        @functools.wraps(original)
+        def call(*arguments: Any, **options: Any) -> Any:
+            serial = self.entered(op, _members(op, arguments, options))
+            try:
+                result = original(*arguments, **options)
+            except BaseException:
+                self.left(serial, failed=True)
+                raise
+            self.left(serial, failed=False)
+            return result
+
+        return call
+
+
+def _members(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...] | None:
+    ranks = options.get("ranks", arguments[0] if arguments and op == "new_group" else None)
+    try:
+        return None if ranks is None else tuple(int(rank) for rank in ranks)
+    except (TypeError, ValueError):
+        return None
+
+
+def _world_ranks() -> list[int]:
+    size = os.environ.get("WORLD_SIZE", "")
+    return list(range(int(size))) if size.isdigit() and int(size) < 1 << 20 else []

@@ -1,0 +1,243 @@
+"""DistributedDataParallel: forward marks, bucket layouts and the names of their parameters."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from desync.journal.layout import Flag, Header, RecordType
+from desync.recorder import buckets
+from desync.recorder.groups import Groups
+from desync.recorder.session import Session, quiet
+from desync.recorder.sites import Sites
+
+MAX_NAMES = 6
+"""Parameter names in a bucket's label; the module's own entry has all."""
+LAYOUT_LOOKS = 6
+"""Forwards after the first in which the reducer is asked whether it has rebuilt its buckets."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """What is known of one DDP module."""
+
+    name: str
+    group: str
+    parameters: list[Any]
+    names: list[str]
+    launches: buckets.Launches
+    layout: list[list[int]] = field(default_factory=list)
+    looks_left: int = LAYOUT_LOOKS
+    forward: int = 0
+    """Serial number of the forward's mark."""
+
+
+class Ddp:
+    """The wrappers around ``DistributedDataParallel``; each calls the original whatever happens to its own part."""
+
+    def __init__(self, session: Session, groups: Groups, sites: Sites) -> None:
+        self.session = session
+        self.groups = groups
+        self.sites = sites
+        self._watched: WeakKeyDictionary[Any, Watched] = WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Wrap the class.  Raises AttributeError where a torch lacks what is wrapped; what was wrapped until then stays."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        for name, wrapper in (
+            ("_ddp_init_helper", self._around_init),
+            ("_pre_forward", self._around_pre_forward),
+            ("_post_forward", self._around_post_forward),
+            ("register_comm_hook", self._around_comm_hook),
+        ):
+            setattr(DistributedDataParallel, name, wrapper(getattr(DistributedDataParallel, name)))
+
+    def _around_init(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _ddp_init_helper(ddp: Any, parameters: Any, expect_sparse: Any, names: Any, *rest: Any, **options: Any) -> Any:
+            result = original(ddp, parameters, expect_sparse, names, *rest, **options)
+            self._built(ddp, list(parameters), list(expect_sparse), dict(names or {}))
+            return result
+
+        return _ddp_init_helper
+
+    def _around_pre_forward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _pre_forward(ddp: Any, *inputs: Any, **options: Any) -> Any:
+            self._forward_begins(ddp)
+            result = original(ddp, *inputs, **options)
+            self._forward_prepared(ddp)
+            return result
+
+        _pre_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # read by torch._dynamo
+        return _pre_forward
+
+    def _around_post_forward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _post_forward(ddp: Any, output: Any) -> Any:
+            result = original(ddp, output)
+            self._forward_ends(ddp)
+            return result
+
+        _post_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # read by torch._dynamo
+        return _post_forward
+
+    def _around_comm_hook(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def register_comm_hook(ddp: Any, state: object, hook: Any) -> Any:
+            return original(ddp, state, self._labelled(ddp, hook) or hook)
+
+        return register_comm_hook
+
+    @quiet("reading DDP's buckets")
+    def _built(self, ddp: Any, parameters: list[Any], expect_sparse: list[bool], names: dict[int, str]) -> None:
+        if not buckets.active:
+            buckets.activate()
+        base = type(ddp.module).__name__
+        same = sum(watched.name.partition("#")[0] == base for watched in self._watched.values())
+        watched = Watched(
+            name=base if not same else f"{base}#{same + 1}",
+            group=self.groups.find(ddp.process_group).name,
+            parameters=parameters,
+            names=[names.get(index, f"parameter {index}") for index in range(len(parameters))],
+            launches=buckets.Launches(ddp.process_group),
+        )
+        self._watched[ddp] = watched
+        buckets.modules.append(watched.launches)
+        if ddp.find_unused_parameters:
+            watched.launches.unused_map = self._text(f"DDP's map of used parameters of {watched.name}")
+        self._set_layout(ddp, watched, _initial_layout(ddp, parameters, expect_sparse))
+
+    def _text(self, text: str) -> int:
+        return self.session.writer.intern("text", text, key=text)
+
+    def _set_layout(self, ddp: Any, watched: Watched, layout: list[list[int]]) -> None:
+        watched.layout = layout
+        watched.launches.buckets = [
+            buckets.Bucket(
+                elements=sum(watched.parameters[index].numel() for index in indices),
+                label=self._text(_label(number, [watched.names[index] for index in indices])),
+            )
+            for number, indices in enumerate(layout)
+        ]
+        self.session.writer.intern(
+            "ddp",
+            {
+                "name": watched.name,
+                "group": watched.group,
+                "parameters": watched.names,
+                "buckets": layout,
+                "find_unused_parameters": bool(ddp.find_unused_parameters),
+                "static_graph": bool(getattr(ddp, "static_graph", False)),
+            },
+        )
+
+    @quiet("marking DDP's forward")
+    def _forward_begins(self, ddp: Any) -> None:
+        watched = self._watched.get(ddp)
+        if watched is None:
+            return
+        writer = self.session.writer
+        writer.count(Header.FORWARDS)
+        kind = RecordType.FORWARD | (Flag.SYNC if ddp.require_backward_grad_sync else 0)
+        name = writer.intern("label", [watched.name, None], key=watched.name)
+        watched.forward = writer.mark(kind, name=name, site=self.sites.here(4), thread=self.session.thread())
+
+    @quiet("reading DDP's buckets")
+    def _forward_prepared(self, ddp: Any) -> None:
+        import torch
+
+        watched = self._watched.get(ddp)
+        if watched is None or not torch.is_grad_enabled() or not ddp.require_backward_grad_sync:
+            return
+        watched.launches.next = 0
+        if watched.looks_left and not ddp.find_unused_parameters:
+            watched.looks_left -= 1
+            self._look_for_rebuilt(ddp, watched)
+
+    def _look_for_rebuilt(self, ddp: Any, watched: Watched) -> None:
+        """Take the layout over once the reducer has rebuilt its buckets in the order in which gradients became ready."""
+        data = ddp._get_ddp_logging_data()
+        if data.get("has_rebuilt_buckets"):
+            layout = [_indices(part, " ") for part in str(data["rebuilt_per_bucket_param_indices"]).split(", ")]
+            watched.looks_left = 0
+        elif watched.looks_left == LAYOUT_LOOKS - 2 and (order := data.get("prev_iteration_grad_ready_order_indices")):
+            # torch says it one iteration late; until then the same function that it uses tells the new layout.
+            layout = _rebuilt_layout(ddp, watched.parameters, _indices(str(order), ", "))
+        else:
+            return
+        if layout != watched.layout and sorted(chain.from_iterable(layout)) == list(range(len(watched.parameters))):
+            self._set_layout(ddp, watched, layout)
+
+    @quiet("marking DDP's forward")
+    def _forward_ends(self, ddp: Any) -> None:
+        watched = self._watched.get(ddp)
+        if watched is not None and watched.forward:
+            self.session.writer.left(watched.forward)
+
+    @quiet("following a comm hook")
+    def _labelled(self, ddp: Any, hook: Any) -> Any:
+        watched = self._watched.get(ddp)
+        if watched is None or not callable(hook):
+            return None
+        buckets.follow_futures()
+        watched.launches.hooked = True
+
+        @functools.wraps(hook)
+        def labelled(state: Any, bucket: Any) -> Any:
+            return buckets.in_bucket(self._bucket_label(watched, bucket) or 0, hook)(state, bucket)
+
+        return labelled
+
+    @quiet("following a comm hook")
+    def _bucket_label(self, watched: Watched, bucket: Any) -> int:
+        index = int(bucket.index())
+        known = watched.launches.buckets
+        if index < len(known) and known[index].elements == bucket.buffer().numel():
+            return known[index].label
+        return self._text(_label(index, []))
+
+
+def _initial_layout(ddp: Any, parameters: list[Any], expect_sparse: list[bool]) -> list[list[int]]:
+    """The layout before the first backward, computed as ``_ddp_init_helper`` does: by size, last parameters first."""
+    dist: Any = sys.modules["torch.distributed"]  # private names that its stubs do not export
+
+    if ddp.static_graph or not ddp.find_unused_parameters:
+        limits: list[int] = [sys.maxsize]
+    else:
+        limits = [_first_limit(ddp), ddp.bucket_bytes_cap]
+    layout, _ = dist._compute_bucket_assignment_by_size(parameters, limits, expect_sparse)
+    return list(reversed(layout))
+
+
+def _rebuilt_layout(ddp: Any, parameters: list[Any], order: list[int]) -> list[list[int]]:
+    dist: Any = sys.modules["torch.distributed"]  # private names that its stubs do not export
+
+    tensors = [parameters[index] for index in order]
+    limits = [_first_limit(ddp), ddp.bucket_bytes_cap]
+    layout, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors), order)
+    return [list(indices) for indices in layout]
+
+
+def _first_limit(ddp: Any) -> int:
+    dist: Any = sys.modules["torch.distributed"]  # private names that its stubs do not export
+
+    default = getattr(ddp, "bucket_bytes_cap_default", True)
+    return int(dist._DEFAULT_FIRST_BUCKET_BYTES if default else ddp.bucket_bytes_cap)
+
+
+def _indices(text: str, separator: str) -> list[int]:
+    return [int(part) for part in text.split(separator) if part.strip()]
+
+
+def _label(number: int, names: Sequence[str]) -> str:
+    if not names:
+        return f"DDP bucket {number}"
+    more = f", … {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"DDP bucket {number}: {', '.join(names[:MAX_NAMES])}{more}"

@@ -1,0 +1,98 @@
+"""The end of a rank: exit marks, the stacks at a kill, and gloo's race for the GIL at exit."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+from desync.journal.layout import RecordType
+from desync.recorder import exceptions, session
+from desync.recorder.session import Session, quiet
+
+_PR_SET_PTRACER = 0x59616D61  # prctl(2), Yama
+GIL_PAUSE_S = 0.1
+"""Gloo's worker thread frees the last Work and needs the GIL for it; where the interpreter is finalising by then the process
+aborts (up to a third of plain jobs).  This long without the GIL let every one of 30 jobs end well."""
+
+
+def install(owner: Session) -> None:
+    """Watch every way in which this process can end."""
+    exceptions.install(owner)
+    atexit.register(_at_exit)
+    _wrap_exit_functions(owner)
+    _keep_stacks(owner)
+    _allow_ptrace(owner)
+
+
+def _at_exit() -> None:
+    owner = session.current
+    if owner is None:
+        return
+    _say_exit(owner, owner.exit_code)
+    if owner.used_gloo:
+        time.sleep(GIL_PAUSE_S)
+
+
+@quiet("recording the exit")
+def _say_exit(owner: Session, code: int | None) -> None:
+    # A user's sys.excepthook that does not chain hides the exception from ours; the interpreter keeps it here.
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, BaseException) and code is None:
+        exceptions.record(owner, error, uncaught=True)
+        code = 1
+    writer = owner.writer
+    writer.mark(RecordType.EXIT, value=None if code is None or code < 0 else code, thread=owner.thread())
+    writer.exiting(code)
+
+
+def _wrap_exit_functions(owner: Session) -> None:
+    plain_exit, hard_exit = sys.exit, os._exit
+
+    def exit_(status: Any = None, /) -> NoReturn:
+        if session.current is owner:
+            _remember(owner, status)
+        plain_exit(status)
+
+    def exit_now(status: int) -> NoReturn:
+        if session.current is owner:
+            _say_exit(owner, status if isinstance(status, int) else None)
+        hard_exit(status)
+
+    sys.exit = exit_
+    os._exit = exit_now
+
+
+@quiet("recording the exit status")
+def _remember(owner: Session, status: Any) -> None:
+    owner.exit_code = 0 if status is None else status if isinstance(status, int) else 1
+    # mp.spawn and many programs turn an exception into an exit status; it is still being handled here.
+    exceptions.held_back(owner)
+
+
+@quiet("keeping the stacks at a kill")
+def _keep_stacks(owner: Session) -> None:
+    folder = os.path.join(os.environ["DESYNC_RUN_DIR"], "stacks")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, f"a{session.attempt_number()}.{os.getpid()}.fault")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    if faulthandler.is_enabled():
+        owner.writer.note("faulthandler was enabled before: stacks of a crash go where the job wants them")
+    else:
+        faulthandler.enable(handle, all_threads=True)
+    faulthandler.register(signal.SIGTERM, handle, all_threads=True, chain=True)
+
+
+@quiet("allowing ptrace")
+def _allow_ptrace(owner: Session) -> None:
+    """Let the watcher and its children (py-spy) look at this process where the kernel restricts that to ancestors."""
+    watcher = os.environ.get("DESYNC_WATCHER_PID", "")
+    if watcher.isdigit():
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(int(watcher)), 0, 0, 0)

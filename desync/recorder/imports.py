@@ -1,0 +1,52 @@
+"""Waiting for ``torch.distributed`` without importing it.
+
+A process that never imports it pays for one list lookup per import of another module, and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+TARGET = "torch.distributed.distributed_c10d"
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the other finders find the target, and runs the recorder's installation after the module's own code."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != TARGET:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            _run_after(spec.loader)
+        return spec
+
+
+def _run_after(loader: importlib.abc.Loader) -> None:
+    original = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        original(module)
+        from desync.recorder import install
+
+        install.distributed_imported(module)
+
+    # On the instance: the loader's type stays what other tools expect of it.
+    loader.exec_module = exec_module  # type: ignore[method-assign]  # a loader of its own belongs to this one module
+
+
+def arm() -> None:
+    """Wait for the import of ``torch.distributed``; if it has happened already, install at once."""
+    if (module := sys.modules.get(TARGET)) is not None:
+        from desync.recorder import install
+
+        install.distributed_imported(module)
+    else:
+        sys.meta_path.insert(0, _Finder())

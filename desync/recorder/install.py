@@ -1,0 +1,207 @@
+"""Putting the recorder into a rank, part by part; a part that fails is said in the notes and costs no other.
+
+Two moments matter.  When ``torch.distributed`` has been imported, its functions about groups are wrapped, and a process that
+the launcher calls a rank opens its journal, so that its end is seen even if it never gets further.  When
+``init_process_group`` is entered, everything else is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import socket
+import sys
+from types import ModuleType
+from typing import Any
+
+from desync.recorder import exits, marks, session
+from desync.recorder.calls import NAMES, GroupCalls
+from desync.recorder.ddp import Ddp
+from desync.recorder.groups import Groups
+from desync.recorder.hook import Hook
+from desync.recorder.session import Session, quiet
+from desync.recorder.sites import Sites
+
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_CLAIM = "DESYNC_RANK_PID"
+
+
+class Recorder:
+    """All parts of the recorder in one rank."""
+
+    def __init__(self, owner: Session, c10d: Any) -> None:
+        self.session = owner
+        self.sites = Sites(owner.writer)
+        self.groups = Groups(owner.writer, c10d)
+        self.calls = GroupCalls(owner, self.groups, self.sites)
+        self.hook: Hook | None = None
+
+    def start(self) -> None:
+        """Install every part."""
+        self._parts("the process-group hook", self._install_hook)
+        self._parts("watching DDP", Ddp(self.session, self.groups, self.sites).install)
+        marks.installed = marks.Marks(self.session, self.sites)
+        self._parts("marks", marks.installed.install)
+
+    def _install_hook(self) -> None:
+        self.hook = Hook(self.session, self.groups, self.sites)
+
+    def _parts(self, name: str, install: Any) -> None:
+        try:
+            install()
+        except Exception as error:  # noqa: BLE001 - the other parts and the job go on
+            self.session.failed(f"installing {name}", error)
+
+
+recorder: Recorder | None = None
+
+
+@quiet("installing the recorder")
+def distributed_imported(c10d: ModuleType) -> None:
+    """Called once, right after torch's own code of ``distributed_c10d`` has run."""
+    _leave_out_wrapper(c10d)
+    _wrap_init(c10d)
+    _wrap_others(c10d)
+    rank = _launched_rank()
+    if rank is not None:
+        _open(rank, _number("WORLD_SIZE"), c10d)
+
+
+def _launched_rank() -> int | None:
+    """The rank of this process, if the launcher gave it one and no ancestor has taken it (children inherit the variables)."""
+    rank = next((number for name in _RANK_VARIABLES if (number := _number(name)) is not None), None)
+    claimed = os.environ.get(_CLAIM)
+    if rank is None or (claimed and claimed != str(os.getpid())):
+        return None
+    os.environ[_CLAIM] = str(os.getpid())
+    return rank
+
+
+def _number(variable: str) -> int | None:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdigit() else None
+
+
+def _open(rank: int | None, world_size: int | None, c10d: Any) -> Recorder | None:
+    """The recorder of this process; opened if it has none yet."""
+    global recorder
+    owner = session.begin(rank, world_size)
+    if owner is None:
+        return None
+    if recorder is None or recorder.session is not owner:
+        recorder = Recorder(owner, c10d)
+        _describe(owner)
+        exits.install(owner)
+    return recorder
+
+
+def _describe(owner: Session) -> None:
+    version = getattr(sys.modules.get("torch.torch_version"), "__version__", None) or getattr(
+        sys.modules.get("torch.version"), "__version__", None
+    )
+    owner.writer.intern(
+        "info", {"torch": str(version), "python": platform.python_version(), "node": socket.gethostname()}, key="surroundings"
+    )
+
+
+def _wrap_init(c10d: Any) -> None:
+    original = c10d.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*arguments: Any, **options: Any) -> Any:
+        active = _entering(c10d, arguments, options)
+        serial = active.calls.entered("init_process_group") if active else None
+        try:
+            result = original(*arguments, **options)
+        except BaseException:
+            if active:
+                active.calls.left(serial, failed=True)
+            raise
+        if active:
+            active.calls.left(serial, failed=False)
+            _entered(active, c10d)
+        return result
+
+    c10d.init_process_group = init_process_group
+
+
+@quiet("opening the journal")
+def _entering(c10d: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Recorder | None:
+    rank, size = options.get("rank", -1), options.get("world_size", -1)
+    rank = rank if isinstance(rank, int) and rank >= 0 else _number("RANK")
+    size = size if isinstance(size, int) and size > 0 else _number("WORLD_SIZE")
+    active = _open(rank, size, c10d)
+    if active is not None and active.hook is None:
+        active.start()
+    return active
+
+
+@quiet("registering the default group")
+def _entered(active: Recorder, c10d: Any) -> None:
+    world = c10d._get_default_group()
+    active.session.writer.identify(world.rank(), world.size())
+    active.groups.find(world)
+    active.session.used_gloo = active.groups.any_gloo
+
+
+def _wrap_others(c10d: Any) -> None:
+    for name in NAMES:
+        if (original := getattr(c10d, name, None)) is not None:
+            setattr(c10d, name, _around_new(original, name))
+    _wrap_destroy(c10d)
+
+
+def _around_new(original: Any, name: str) -> Any:
+    @functools.wraps(original)
+    def call(*arguments: Any, **options: Any) -> Any:
+        active = recorder if session.current is not None else None
+        if active is None:
+            return original(*arguments, **options)
+        result = active.calls.around(original, name)(*arguments, **options)
+        _register(active, result)
+        return result
+
+    return call
+
+
+@quiet("registering a group")
+def _register(active: Recorder, group: Any) -> None:
+    if hasattr(group, "group_name"):
+        active.groups.find(group)
+        active.session.used_gloo = active.groups.any_gloo
+
+
+def _wrap_destroy(c10d: Any) -> None:
+    original = c10d.destroy_process_group
+
+    @functools.wraps(original)
+    def destroy_process_group(*arguments: Any, **options: Any) -> Any:
+        active = recorder if session.current is not None else None
+        if active is None:
+            return original(*arguments, **options)
+        _forget(active, options.get("group", arguments[0] if arguments else None), c10d)
+        return active.calls.around(original, "destroy_process_group")(*arguments, **options)
+
+    c10d.destroy_process_group = destroy_process_group
+
+
+@quiet("letting go of a group")
+def _forget(active: Recorder, group: Any, c10d: Any) -> None:
+    world = c10d.GroupMember.WORLD
+    active.groups.forget(None if group is None or group is world else group)
+
+
+def _leave_out_wrapper(c10d: Any) -> None:
+    """Keep DETAIL's services for DDP without its wrapper around every collective.
+
+    The wrapper makes collectives several times slower, and with DDP on gloo torch's own logger casts it to a
+    ``ProcessGroupGloo`` and crashes (2.13.0, 2.14.1).
+    """
+    if os.environ.get("DESYNC_TORCH_WRAPPER") == "1" or not hasattr(c10d, "_create_process_group_wrapper"):
+        return
+
+    def backend_itself(wrapped_pg: Any, *_arguments: Any, **_options: Any) -> Any:
+        return wrapped_pg
+
+    c10d._create_process_group_wrapper = backend_itself

@@ -1,0 +1,116 @@
+"""Call sites: where in the user's code an operation was called, found at the cost of a walk over the frames.
+
+The chain of (code object, instruction) identifies the whole stack, so that equal stacks are resolved once.  The cache keeps the
+code objects alive: their ``id`` is a part of the key and must not be given to another one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from types import CodeType, FrameType
+
+from desync.journal.writer import JournalWriter
+
+MAX_DEPTH = 40
+MAX_USER_FRAMES = 12
+MAX_SITES = 20_000
+"""More different stacks than this (generated code) are not kept; they would only fill the memory."""
+
+_getframe = sys._getframe
+
+
+class Sites:
+    """Call sites of one process, by their number in the journal's heap."""
+
+    def __init__(self, writer: JournalWriter) -> None:
+        self._writer = writer
+        self._known: dict[tuple[int, ...], tuple[int, tuple[CodeType, ...]]] = {}
+
+    def here(self, depth: int, fallback: int = 0) -> int:
+        """Number of the call site ``depth`` frames out; ``fallback`` where no frame of the user is on the stack.
+
+        Threads of autograd have no Python frames of the user: what they launch belongs to the last backward.
+        """
+        try:
+            frame: FrameType | None = _getframe(depth)
+        except ValueError:
+            return fallback
+        first = frame
+        key: list[int] = []
+        add = key.append
+        left = MAX_DEPTH
+        while frame is not None and left:
+            add(id(frame.f_code))
+            add(frame.f_lasti)
+            frame = frame.f_back
+            left -= 1
+        found = self._known.get(tuple(key))
+        if found is None:
+            found = self._resolve(first, tuple(key))
+        return found[0] or fallback
+
+    def _resolve(self, frame: FrameType | None, key: tuple[int, ...]) -> tuple[int, tuple[CodeType, ...]]:
+        frames, codes = walk(frame)
+        number = self._writer.intern("site", frames, key=repr(frames)) if frames else 0
+        if len(self._known) < MAX_SITES:
+            self._known[key] = (number, codes)
+        return number, codes
+
+
+def walk(frame: FrameType | None) -> tuple[list[tuple[str, str, int]], tuple[CodeType, ...]]:
+    """The user's frames as (function, file, line), innermost first, and all code objects on the way.
+
+    The user's are those outside torch, the standard library and desync; frames of other installed packages come
+    into it only where nothing else is left.
+    """
+    own: list[tuple[str, str, int]] = []
+    installed: list[tuple[str, str, int]] = []
+    codes: list[CodeType] = []
+    left = MAX_DEPTH
+    while frame is not None and left:
+        code = frame.f_code
+        codes.append(code)
+        origin = _origin(code.co_filename)
+        if origin != "machinery":
+            entry = (code.co_qualname if sys.version_info >= (3, 11) else code.co_name, code.co_filename, frame.f_lineno or 0)
+            (own if origin == "user" else installed).append(entry)
+        frame = frame.f_back
+        left -= 1
+    return (own or installed)[:MAX_USER_FRAMES], tuple(codes)
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STDLIB = tuple(
+    os.path.abspath(path) + os.sep for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")} if path
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def _torch_folder() -> str:
+    spec = getattr(sys.modules.get("torch"), "__file__", None)
+    return os.path.dirname(spec) + os.sep if spec else f"{os.sep}torch{os.sep}"
+
+
+_origins: dict[str, str] = {}
+
+
+def _origin(file: str) -> str:
+    """"user", "installed" (another package) or "machinery" (torch, the standard library, desync)."""
+    origin = _origins.get(file)
+    if origin is None:
+        origin = _origins[file] = _find_origin(file)
+    return origin
+
+
+def _find_origin(file: str) -> str:
+    if file.startswith(("<frozen", "<eval_with_key>")) or not file:
+        return "machinery"
+    path = os.path.abspath(file) if not file.startswith("<") else file
+    if path.startswith((_PACKAGE, _torch_folder())):
+        return "machinery"
+    if any(part in path for part in _INSTALLED):
+        return "machinery" if f"{os.sep}torch{os.sep}" in path else "installed"
+    # The interpreter's own command line tools (torchrun) live beside it and are not the user's.
+    return "machinery" if path.startswith(_STDLIB) else "user"
