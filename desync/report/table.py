@@ -1,0 +1,201 @@
+"""The table rank x last operations, on which the point where the ranks part is seen at a glance.
+
+Every column is headed by its position and by the operation that all ranks did there; a cell spells an operation only where the
+ranks differ.  A bar stands before the column of the divergence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from desync.report.model import Cell, CellState, Report, Window, WindowRow
+from desync.report.page import Page
+from desync.report.text import count, rank_set, shapes
+
+MAX_ROWS = 12
+MAX_CELL = 30
+GAP = "  "
+
+_WORDS = {
+    CellState.DONE: "done",
+    CellState.WAITING: "waiting",
+    CellState.ABSENT: "absent",
+    CellState.MISMATCHED: "mismatch",
+    CellState.FAILED: "failed",
+    CellState.UNSEEN: "no record",
+}
+_STYLES = {
+    CellState.DONE: "green",
+    CellState.WAITING: "yellow",
+    CellState.ABSENT: "bold red",
+    CellState.MISMATCHED: "bold red",
+    CellState.FAILED: "magenta",
+    CellState.UNSEEN: "dim",
+}
+_LONG_NAMES = re.compile(r"_(tensor|into_tensor|base|single|coalesced)(?=_|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """What a column looks like: the lines of its head, its cells, its width."""
+
+    head: tuple[str, str, str]
+    cells: tuple[Text, ...]
+    at: bool
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, [*self.head, *(cell.plain for cell in self.cells)]))
+
+
+def render_table(page: Page, report: Report) -> None:
+    """The window of the report; nothing if it has none."""
+    window = report.window
+    if window is None or not window.rows:
+        return
+    culprits = set(report.verdict.culprit_ranks)
+    columns = [_column(page, window, index) for index in range(len(window.columns))]
+    rows = _merged(window.rows, columns, culprits)
+    shown = _most_telling(rows, culprits)
+    labels = [rank_set(ranks, 18) for ranks, _ in shown]
+    side = max(map(cell_len, ["rank", *labels]))
+    columns = _fitting(columns, window.at, page.width - side - 4)
+    _head(page, columns, side)
+    for label, (ranks, index) in zip(labels, shown, strict=True):
+        _row(page, columns, index, label, side, culprit=bool(culprits.intersection(ranks)))
+    if len(rows) > len(shown):
+        page.line(Text(f"{count(len(rows) - len(shown), 'more row')} in report.json", "dim"), "  ")
+
+
+def _merged(rows: Sequence[WindowRow], columns: Sequence[_Column], culprits: set[int]) -> list[tuple[tuple[int, ...], int]]:
+    """Ranks of the rows that look the same (culprits apart from others), with the index of one of those rows."""
+    alike: dict[tuple[object, ...], tuple[list[int], int]] = {}
+    for index, row in enumerate(rows):
+        look = tuple(column.cells[index].plain for column in columns)
+        for rank in row.ranks:
+            alike.setdefault((look, rank in culprits), ([], index))[0].append(rank)
+    return sorted((tuple(sorted(ranks)), index) for ranks, index in alike.values())
+
+
+def _most_telling(
+    rows: list[tuple[tuple[int, ...], int]], culprits: set[int]
+) -> list[tuple[tuple[int, ...], int]]:
+    """At most MAX_ROWS: the culprits' rows, then those of most ranks; in the order of ranks."""
+    ordered = sorted(rows, key=lambda row: (not culprits.intersection(row[0]), -len(row[0])))
+    return sorted(ordered[:MAX_ROWS])
+
+
+def short_op(op: str) -> str:
+    """all_gather_into_tensor is all_gather to people."""
+    return _LONG_NAMES.sub("", op)
+
+
+def _label(page: Page, cell: Cell, ops: set[str]) -> str:
+    """The operation, shortened unless that hides how it differs from the column's others."""
+    if cell.op is None:
+        return ""
+    short = short_op(cell.op)
+    name = cell.op if any(short_op(other) == short and other != cell.op for other in ops) else short
+    if cell.peer is not None:
+        arrow = ("<-" if page.plain else "←") if "recv" in cell.op else ("->" if page.plain else "→")
+        name += f"{arrow}{cell.peer}"
+    return page.say(name, MAX_CELL)
+
+
+def _column(page: Page, window: Window, index: int) -> _Column:
+    cells = [row.cells[index] for row in window.rows]
+    present = [cell for cell in cells if cell is not None and cell.op is not None and cell.state is not CellState.ABSENT]
+    ops = {cell.op or "" for cell in present}
+    labels = {_label(page, cell, ops) for cell in present}
+    common = len(labels) == 1
+    at = index == window.at
+    fields = _differing(present) if at and common else ()
+    texts = tuple(_cell(page, cell, "" if common or cell is None else _label(page, cell, ops), fields, at) for cell in cells)
+    return _Column((_position(page, window, index), labels.pop() if common else "", _argument(present)), texts, at)
+
+
+def _position(page: Page, window: Window, index: int) -> str:
+    return page.say(window.columns[index], 12)
+
+
+def _argument(cells: Sequence[Cell]) -> str:
+    """The bucket that all cells share, as "bucket 0"."""
+    buckets = {cell.bucket for cell in cells}
+    bucket = buckets.pop() if len(buckets) == 1 else None
+    match = re.search(r"bucket \d+", bucket or "")
+    return match.group() if match else ""
+
+
+def _differing(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """The arguments that mismatched ranks gave otherwise than the others."""
+    odd = [cell for cell in cells if cell.state is CellState.MISMATCHED]
+    rest = [cell for cell in cells if cell.state is not CellState.MISMATCHED]
+    return tuple(
+        name
+        for name in ("shapes", "dtype", "reduce_op", "root")
+        if odd and {getattr(cell, name) for cell in odd} - {getattr(cell, name) for cell in rest}
+    )
+
+
+def _value(cell: Cell, name: str) -> str:
+    value = getattr(cell, name)
+    if name == "shapes":
+        return shapes(value)
+    return f"root {value}" if name == "root" and value is not None else str(value or "")
+
+
+def _cell(page: Page, cell: Cell | None, label: str, fields: Iterable[str], at: bool) -> Text:
+    if cell is None:
+        return Text("")
+    sign = getattr(page.glyphs, cell.state.value)
+    word = _WORDS[cell.state] if at and cell.state is not CellState.DONE else ""
+    if cell.state is CellState.ABSENT and cell.op is not None:
+        word, label = "absent, in", page.say(_label(page, cell, set()), MAX_CELL)
+    values = [page.say(_value(cell, name), MAX_CELL) for name in fields]
+    return Text(" ".join(filter(None, [sign, word, label, *values])), style=_STYLES[cell.state])
+
+
+def _fitting(columns: list[_Column], at: int, width: int) -> list[_Column]:
+    """As many columns as fit: the outer ones go, those behind the divergence last of all but itself."""
+    before, now, after = columns[:at], columns[at], columns[at + 1 :]
+    while _total([*before, now, *after]) > width and (before or after):
+        if len(before) > 1 or not after:
+            before = before[1:]
+        else:
+            after = after[:-1]
+    return [*before, now, *after]
+
+
+def _total(columns: Sequence[_Column]) -> int:
+    return sum(column.width + len(GAP) for column in columns) + 2
+
+
+def _bar(page: Page, column: _Column) -> Text:
+    return Text(f"{page.glyphs.bar} " if column.at else "", style="bold")
+
+
+def _head(page: Page, columns: Sequence[_Column], side: int) -> None:
+    depth = 3 if any(column.head[2] for column in columns) else 2
+    for number in range(depth):
+        line = Text("  " + ("rank" if number == 0 else "").ljust(side))
+        for column in columns:
+            style = "bold" if column.at else "dim"
+            line += Text(GAP) + _bar(page, column) + _padded(Text(column.head[number], style), column.width)
+        page.raw(line)
+
+
+def _row(page: Page, columns: Sequence[_Column], index: int, label: str, side: int, culprit: bool) -> None:
+    line = Text(f"{page.glyphs.culprit} " if culprit else "  ", style="bold red")
+    line += _padded(Text(label, style="bold red" if culprit else ""), side)
+    for column in columns:
+        line += Text(GAP) + _bar(page, column) + _padded(column.cells[index], column.width)
+    page.raw(line)
+
+
+def _padded(text: Text, width: int) -> Text:
+    return text + Text(" " * (width - cell_len(text.plain)))
