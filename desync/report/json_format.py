@@ -45,7 +45,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write the report to ``path`` in one piece, readable by its owner only; raises RunDirectoryError if that cannot be done."""
+    """Write the report to ``path`` in one piece, readable by its owner only; raises RunDirectoryError if it cannot."""
     try:
         replace_private(to_json(report), path)
     except OSError as error:

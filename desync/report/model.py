@@ -119,7 +119,10 @@ class RankAtDivergence:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceEntry:
-    """The first operation at which the ranks of a group stop agreeing; ``kind`` is collective, p2p, group_creation or rendezvous."""
+    """The first operation at which the ranks of a group stop agreeing.
+
+    ``kind`` is collective, p2p, group_creation or rendezvous.
+    """
 
     group: str
     group_ranks: tuple[int, ...]

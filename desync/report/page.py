@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
-from desync.report.text import LINE, clean
+from desync.report.text import LINE, SENTENCE, clean
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,12 @@ UNICODE = Glyphs("✓", "…", "—", "≠", "✗", "?", "►", "│", "·", "�
 ASCII = Glyphs("ok", "...", "--", "!=", "x", "?", ">", "|", "-", "*")
 
 _PLAIN = str.maketrans(
-    {"—": "-", "–": "-", "…": "...", "→": "->", "←": "<-", "≠": "!=", "·": "-", "×": "x", "≤": "<=", "≥": ">=", "’": "'"}
+    {"—": "-", "\u2013": "-", "…": "...", "→": "->", "←": "<-", "≠": "!=", "·": "-", "\u00d7": "x", "\u2019": "'"}
 )
+
+
+WIDEST = 100
+"""Longest line of running text: longer ones are hard to read."""
 
 
 class Page:
@@ -43,6 +48,7 @@ class Page:
         self.plain = not self.encoding.lower().startswith("utf")
         self.glyphs = ASCII if self.plain else UNICODE
         self.width = max(console.width, 40)
+        self.measure = min(self.width, WIDEST)
 
     def say(self, text: str, limit: int = LINE) -> str:
         """The text as one harmless line that the output's encoding can hold."""
@@ -59,16 +65,32 @@ class Page:
         """An empty line."""
         self.console.print()
 
+    def join(self, *parts: str) -> str:
+        """The parts that are not empty, with dots between."""
+        return self.say(f" {self.glyphs.dot} ".join(filter(None, parts)), SENTENCE)
+
     def heading(self, title: str, aside: str = "") -> None:
         """The title of a section, after an empty line."""
         self.blank()
-        self.line(Text.assemble((title, "bold"), (f"  {self.say(aside)}" if aside else "", "dim")))
+        self.line(Text(title, "bold") + (Text("  ") + self.text(aside, "dim") if aside else Text("")))
 
     def line(self, text: Text, first: str = "", rest: str | None = None) -> None:
-        """A paragraph, wrapped to the page; ``first`` comes before its first line, ``rest`` (blanks if None) before the others."""
+        """A paragraph, wrapped; ``first`` comes before its first line, ``rest`` (blanks if None) before the others."""
         indent = " " * len(first) if rest is None else rest
-        for number, part in enumerate(text.wrap(self.console, self.width - max(len(first), len(indent)))):
+        for number, part in enumerate(text.wrap(self.console, self.measure - max(len(first), len(indent)))):
+            part.rstrip()
             self.console.print(Text(indent if number else first) + part, soft_wrap=True)
+
+    def bullets(self, lines: Sequence[str], most: int) -> None:
+        """Foreign lines as a list, at most so many of them."""
+        for line in lines[:most]:
+            self.line(self.text(line), f"  {self.glyphs.bullet} ")
+        self.rest(len(lines) - most)
+
+    def rest(self, left_out: int) -> None:
+        """Say how many entries a list has beyond those shown, if any."""
+        if left_out > 0:
+            self.line(Text(f"{left_out} more in report.json", "dim"), "    ")
 
     def raw(self, text: Text) -> None:
         """A line that has been laid out already; what does not fit is cut."""

@@ -9,20 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from desync.report.model import Cell, CellState, Report, Window, WindowRow
 from desync.report.page import Page
-from desync.report.text import count, rank_set, shapes
+from desync.report.text import rank_set, shapes
 
 MAX_ROWS = 12
 MAX_CELL = 30
 GAP = "  "
 
+T = TypeVar("T")
+
 _WORDS = {
-    CellState.DONE: "done",
+    CellState.DONE: "",
     CellState.WAITING: "waiting",
     CellState.ABSENT: "absent",
     CellState.MISMATCHED: "mismatch",
@@ -61,15 +64,14 @@ def render_table(page: Page, report: Report) -> None:
     culprits = set(report.verdict.culprit_ranks)
     columns = [_column(page, window, index) for index in range(len(window.columns))]
     rows = _merged(window.rows, columns, culprits)
-    shown = _most_telling(rows, culprits)
+    shown = most_telling(rows, culprits)
     labels = [rank_set(ranks, 18) for ranks, _ in shown]
     side = max(map(cell_len, ["rank", *labels]))
     columns = _fitting(columns, window.at, page.width - side - 4)
     _head(page, columns, side)
     for label, (ranks, index) in zip(labels, shown, strict=True):
         _row(page, columns, index, label, side, culprit=bool(culprits.intersection(ranks)))
-    if len(rows) > len(shown):
-        page.line(Text(f"{count(len(rows) - len(shown), 'more row')} in report.json", "dim"), "  ")
+    page.rest(len(rows) - len(shown))
 
 
 def _merged(rows: Sequence[WindowRow], columns: Sequence[_Column], culprits: set[int]) -> list[tuple[tuple[int, ...], int]]:
@@ -82,12 +84,11 @@ def _merged(rows: Sequence[WindowRow], columns: Sequence[_Column], culprits: set
     return sorted((tuple(sorted(ranks)), index) for ranks, index in alike.values())
 
 
-def _most_telling(
-    rows: list[tuple[tuple[int, ...], int]], culprits: set[int]
-) -> list[tuple[tuple[int, ...], int]]:
-    """At most MAX_ROWS: the culprits' rows, then those of most ranks; in the order of ranks."""
-    ordered = sorted(rows, key=lambda row: (not culprits.intersection(row[0]), -len(row[0])))
-    return sorted(ordered[:MAX_ROWS])
+def most_telling(rows: Sequence[tuple[tuple[int, ...], T]], culprits: Iterable[int]) -> list[tuple[tuple[int, ...], T]]:
+    """At most MAX_ROWS of rows (ranks, content): the culprits', then those of most ranks; in the order of ranks."""
+    odd = set(culprits)
+    ordered = sorted(rows, key=lambda row: (not odd.intersection(row[0]), -len(row[0]), row[0]))
+    return sorted(ordered[:MAX_ROWS], key=lambda row: row[0])
 
 
 def short_op(op: str) -> str:
@@ -153,11 +154,15 @@ def _cell(page: Page, cell: Cell | None, label: str, fields: Iterable[str], at: 
     if cell is None:
         return Text("")
     sign = getattr(page.glyphs, cell.state.value)
-    word = _WORDS[cell.state] if at and cell.state is not CellState.DONE else ""
-    if cell.state is CellState.ABSENT and cell.op is not None:
-        word, label = "absent, in", page.say(_label(page, cell, set()), MAX_CELL)
-    values = [page.say(_value(cell, name), MAX_CELL) for name in fields]
-    return Text(" ".join(filter(None, [sign, word, label, *values])), style=_STYLES[cell.state])
+    if not at:
+        words = [label]
+    elif cell.state is CellState.ABSENT:
+        words = ["absent", f"in {_label(page, cell, set())}" if cell.op else ""]
+    elif label:
+        words = [f"in {label}"]
+    else:
+        words = [_WORDS[cell.state], *(page.say(_value(cell, name), MAX_CELL) for name in fields)]
+    return Text(" ".join(filter(None, [sign, ", ".join(filter(None, words))])), style=_STYLES[cell.state])
 
 
 def _fitting(columns: list[_Column], at: int, width: int) -> list[_Column]:

@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from desync.model import Cause, Frame, RankState, Status
+from desync.model import Frame, RankState, Status
 from desync.report.frames import is_main, is_native, is_user, user_frames
 from desync.report.model import DivergenceEntry, FindingEntry, MergedStack, Place, RankEntry, Report, Role
 from desync.report.page import Page
-from desync.report.table import render_table
+from desync.report.table import most_telling, render_table
 from desync.report.text import SENTENCE, count, exit_phrase, place, rank_set, ranks_phrase, seconds
 
 MAX_EVIDENCE = 8
 MAX_FINDINGS = 6
 MAX_STACKS = 6
 MAX_FRAMES = 8
-MAX_ROWS = 12
+MAX_EXCEPTIONS = 6
+MAX_PLACES = 3
 MAX_NOTES = 8
 
 _COLOURS = {
@@ -37,49 +38,72 @@ def render(report: Report, console: Console, base: str | None = None) -> None:
     """Print the report; files below ``base`` (the working directory if None) are shown relative to it."""
     page = Page(console)
     root = os.getcwd() if base is None else base
+    if not report.findings:
+        _quiet(page, report)
+        return
     _verdict(page, report)
-    if report.findings:
-        _facts(page, report, root)
-        if report.window:
-            page.blank()
-            render_table(page, report)
-        _evidence(page, report.findings[0].evidence)
-        _stacks(page, report, root)
-        _also(page, report.findings[1:])
-        _ranks(page, report)
-    _notes(page, report)
-    _footer(page, report)
+    _facts(page, report, root)
+    _window(page, report)
+    if report.findings[0].evidence:
+        page.heading("Evidence")
+        page.bullets(report.findings[0].evidence, MAX_EVIDENCE)
+    _stacks(page, report, root)
+    _also(page, report.findings[1:])
+    _ranks(page, report)
+    if report.notes:
+        page.heading("Notes")
+        page.bullets(report.notes, MAX_NOTES)
+    page.blank()
+    page.line(page.text(_job(page, report), "dim"))
+    if timing := _timing(page, report):
+        page.line(page.text(timing, "dim"))
+
+
+def _status(report: Report) -> Text:
+    status = report.verdict.status
+    return Text(status.value.upper(), style=f"bold {_COLOURS[status]}")
+
+
+def _quiet(page: Page, report: Report) -> None:
+    """A report without findings takes two or three lines."""
+    page.line(_status(report) + Text("  ") + page.text(report.verdict.summary, limit=SENTENCE))
+    if report.verdict.advice:
+        page.line(page.text(report.verdict.advice, limit=SENTENCE), "  ")
+    if report.job.world_size:
+        page.line(page.text(_job(page, report), "dim"), "  ")
+    for note in report.notes[:MAX_NOTES]:
+        page.line(page.text(note, "dim"), "  note: ", "    ")
+    page.rest(len(report.notes) - MAX_NOTES)
 
 
 def _verdict(page: Page, report: Report) -> None:
     verdict = report.verdict
-    head = Text(verdict.status.value.upper(), style=f"bold {_COLOURS[verdict.status]}")
-    dot = f" {page.glyphs.dot} "
-    if not report.findings:
-        page.line(head + Text("  ") + page.text(verdict.summary, limit=SENTENCE))
-        if verdict.advice:
-            page.line(page.text(verdict.advice, limit=SENTENCE), "  ")
-        return
-    who = [page.say(ranks_phrase(verdict.culprit_ranks))] if verdict.culprit_ranks else []
-    rest = dot.join(["", verdict.cause.value, *who, verdict.certainty.value])
-    page.line(head + Text(rest, style="bold"))
+    who = ranks_phrase(verdict.culprit_ranks) if verdict.culprit_ranks else ""
+    rest = page.join(verdict.cause.value, who, verdict.certainty.value)
+    page.line(_status(report) + Text(f" {page.glyphs.dot} {rest}", style="bold"))
     page.blank()
     page.line(page.text(verdict.summary, limit=SENTENCE))
 
 
 def _facts(page: Page, report: Report, root: str) -> None:
+    """Who, in what, where, and what to change."""
     verdict = report.verdict
-    lines: list[tuple[str, Text]] = []
-    lines += [("culprit", _place(page, report, item, root)) for item in verdict.places if _is_culprit(report, item)]
+    culprits = [item for item in verdict.places if _is_culprit(report, item)]
+    waiting = [item for item in verdict.places if not _is_culprit(report, item)]
+    facts = [("culprit", _place(page, report, item, root)) for item in culprits[:MAX_PLACES]]
     if report.divergence:
-        lines.append((report.divergence.kind.replace("_", " "), _operation(page, report.divergence)))
-    others = [item for item in verdict.places if not _is_culprit(report, item)]
-    lines += [("others", _place(page, report, item, root)) for item in others[:3]]
+        facts.append((report.divergence.kind.replace("_", " "), _operation(page, report.divergence)))
+    facts += [(_waiting(report, item), _place(page, report, item, root)) for item in waiting[:MAX_PLACES]]
     if verdict.advice:
-        lines.append(("what to change", page.text(verdict.advice, "bold", SENTENCE)))
+        facts.append(("what to change", page.text(verdict.advice, "bold", SENTENCE)))
     page.blank()
-    for label, text in lines:
+    for label, text in facts:
         page.line(text, f"  {page.say(label, 14):<15} ")
+
+
+def _waiting(report: Report, item: Place) -> str:
+    over = all(_ended(entry) for entry in report.ranks if entry.rank in item.ranks)
+    return "waited" if over else "waiting"
 
 
 def _is_culprit(report: Report, item: Place) -> bool:
@@ -89,19 +113,29 @@ def _is_culprit(report: Report, item: Place) -> bool:
 def _place(page: Page, report: Report, item: Place, root: str) -> Text:
     """``rank 2 (pid 7 on gpu-1) raised at train.py:42 in main``."""
     one = len(item.ranks) == 1
-    doing = {
-        Role.WAITS: f"wait{'s' if one else ''} in {item.op}, called at",
-        Role.INSTEAD: f"{'is' if one else 'are'} in {item.op} instead, called at",
-        Role.RAISED: "raised at",
-        Role.AT: f"{'is' if one else 'are'} at",
-        Role.LAST: f"last called {item.op} at",
-    }[item.role]
     process = _process(report, item.ranks[0]) if one and _is_culprit(report, item) else ""
-    text = page.text(f"{ranks_phrase(item.ranks)}{process} {doing} ")
-    text += page.text(place(item.frame, root), "bold")
+    doing = page.text(f"{ranks_phrase(item.ranks)}{process} {_doing(report, item)} at")
+    text = Text(" ").join([doing, page.text(place(item.frame, root), "bold")])
     if item.callers and item.callers[0].file != item.frame.file:
-        text += page.text(f", from {place(item.callers[0], root)}")
+        text += Text(", from ") + page.text(place(item.callers[0], root))
     return text
+
+
+def _doing(report: Report, item: Place) -> str:
+    same = report.divergence is not None and item.op == report.divergence.op
+    match item.role:
+        case Role.WAITS | Role.INSTEAD:
+            return f"called {'it' if same and not _is_culprit(report, item) else item.op}"
+        case Role.RAISED:
+            return "raised"
+        case Role.AT:
+            return "stands" if len(item.ranks) == 1 else "stand"
+        case Role.LAST:
+            return f"last called {item.op}"
+
+
+def _ended(entry: RankEntry) -> bool:
+    return entry.state in (RankState.EXITED, RankState.KILLED, RankState.RAISED)
 
 
 def _process(report: Report, rank: int) -> str:
@@ -112,26 +146,25 @@ def _process(report: Report, rank: int) -> str:
     return f" (pid {entry.pid} on {entry.node})" if several and entry.node else f" (pid {entry.pid})"
 
 
+def _group(divergence: DivergenceEntry) -> str:
+    """What people call the group."""
+    name, description = divergence.group, divergence.description
+    return f"{description} ({name})" if description and description != name else name
+
+
 def _operation(page: Page, divergence: DivergenceEntry) -> Text:
-    text = page.text(f"{divergence.op} {divergence.seq}", "bold") + page.text(f" of group {divergence.group}")
-    if divergence.description and divergence.description != divergence.group:
-        text += page.text(f" ({divergence.description})")
-    text += page.text(f", {ranks_phrase(divergence.group_ranks)}")
-    return text + page.text(f"; {divergence.bucket}") if divergence.bucket else text
+    text = page.text(f"{divergence.op} {divergence.seq}", "bold", 60)
+    text += Text(" of ") + page.text(f"{_group(divergence)}, {ranks_phrase(divergence.group_ranks)}", limit=160)
+    return text + Text("; ") + page.text(divergence.bucket, limit=160) if divergence.bucket else text
 
 
-def _evidence(page: Page, lines: Sequence[str]) -> None:
-    if not lines:
+def _window(page: Page, report: Report) -> None:
+    if report.window is None or report.divergence is None:
         return
-    page.heading("Evidence")
-    _bullets(page, lines, MAX_EVIDENCE)
-
-
-def _bullets(page: Page, lines: Sequence[str], most: int) -> None:
-    for line in lines[:most]:
-        page.line(page.text(line), f"  {page.glyphs.bullet} ")
-    if len(lines) > most:
-        page.line(Text(f"{len(lines) - most} more in report.json", "dim"), "    ")
+    numbered = report.divergence.kind == "collective"
+    what = f"operations of {_group(report.divergence)}, by number" if numbered else "each rank's last operations"
+    page.heading("Where they part", what)
+    render_table(page, report)
 
 
 def _stacks(page: Page, report: Report, root: str) -> None:
@@ -139,14 +172,15 @@ def _stacks(page: Page, report: Report, root: str) -> None:
     shown = _displayed(report.stacks, set(report.verdict.culprit_ranks))
     if not shown:
         return
-    page.heading("Stacks", "innermost first")
+    sources = {stack.source for stack in shown}
+    page.heading("Stacks", ", ".join(["innermost first", *sorted(sources)]))
     for stack in shown[:MAX_STACKS]:
         thread = "" if is_main(stack.thread) else f", thread {stack.thread}"
-        page.line(page.text(f"{ranks_phrase(stack.ranks)}{thread}") + Text(f"  {page.say(stack.source)}", "dim"), "  ")
+        source = f" ({stack.source})" if len(sources) > 1 else ""
+        page.line(page.text(f"{ranks_phrase(stack.ranks)}{thread}{source}"), "  ")
         for frame in stack.frames:
             page.line(page.text(place(frame, root), "" if is_user(frame) else "dim"), "    ")
-    if len(shown) > MAX_STACKS:
-        page.line(Text(f"{len(shown) - MAX_STACKS} more in report.json", "dim"), "  ")
+    page.rest(len(shown) - MAX_STACKS)
 
 
 def _displayed(stacks: Sequence[MergedStack], culprits: set[int]) -> list[MergedStack]:
@@ -182,14 +216,13 @@ def _also(page: Page, findings: Sequence[FindingEntry]) -> None:
         return
     page.heading("Also found")
     for number, finding in enumerate(findings[:MAX_FINDINGS], start=2):
-        dot = f" {page.glyphs.dot} "
-        who = [ranks_phrase(finding.culprit_ranks)] if finding.culprit_ranks else []
-        head = dot.join([finding.cause.value, *who, finding.certainty.value])
-        page.line(Text.assemble((head, "bold"), ". ") + page.text(finding.summary, limit=SENTENCE) + _link(finding), f"  {number}. ")
+        who = ranks_phrase(finding.culprit_ranks) if finding.culprit_ranks else ""
+        head = page.join(finding.cause.value, who, finding.certainty.value)
+        text = Text(f"{head}. ", "bold") + page.text(finding.summary, limit=SENTENCE) + _link(finding)
+        page.line(text, f"  {number}. ")
         if finding.follows_from is None and finding.advice:
             page.line(page.text(finding.advice, limit=SENTENCE), "     ")
-    if len(findings) > MAX_FINDINGS:
-        page.line(Text(f"{len(findings) - MAX_FINDINGS} more in report.json", "dim"), "  ")
+    page.rest(len(findings) - MAX_FINDINGS)
 
 
 def _link(finding: FindingEntry) -> Text:
@@ -201,18 +234,17 @@ def _link(finding: FindingEntry) -> Text:
 
 def _ranks(page: Page, report: Report) -> None:
     """How far each rank came, where that differs or a rank has ended."""
-    ended = {RankState.EXITED, RankState.KILLED, RankState.RAISED}
-    if not any(entry.state in ended for entry in report.ranks) and len({entry.progress for entry in report.ranks}) < 2:
+    if not any(map(_ended, report.ranks)) and len({entry.progress for entry in report.ranks}) < 2:
         return
-    groups: dict[tuple[str, ...], list[RankEntry]] = {}
+    groups: dict[tuple[str, ...], list[int]] = {}
     for entry in report.ranks:
-        groups.setdefault(_rank_cells(page, entry), []).append(entry)
-    rows = [(rank_set([entry.rank for entry in entries], 18), *cells) for cells, entries in groups.items()]
+        groups.setdefault(_rank_cells(page, entry), []).append(entry.rank)
+    shown = most_telling([(tuple(ranks), cells) for cells, ranks in groups.items()], report.verdict.culprit_ranks)
     page.heading("Ranks")
-    _grid(page, ("rank", "state", "batches", "forwards", "backwards", "steps", "last operation"), rows[:MAX_ROWS])
-    if len(rows) > MAX_ROWS:
-        page.line(Text(f"{count(len(rows) - MAX_ROWS, 'more row')} in report.json", "dim"), "  ")
-    _exceptions(page, report.ranks)
+    head = ("rank", "state", "batches", "forwards", "backwards", "steps", "last operation")
+    _grid(page, head, [(rank_set(ranks, 18), *cells) for ranks, cells in shown])
+    page.rest(len(groups) - len(shown))
+    _exceptions(page, report)
 
 
 def _rank_cells(page: Page, entry: RankEntry) -> tuple[str, ...]:
@@ -232,38 +264,33 @@ def _grid(page: Page, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
         page.raw(Text(f"  {line}", "dim" if number == 0 else ""))
 
 
-def _exceptions(page: Page, ranks: Sequence[RankEntry]) -> None:
+def _exceptions(page: Page, report: Report) -> None:
+    """Each exception once, the culprits' first."""
     same: dict[str, list[int]] = {}
-    for entry in ranks:
+    for entry in sorted(report.ranks, key=lambda entry: entry.rank not in report.verdict.culprit_ranks):
         if entry.exception:
-            said = f"{entry.exception.type}: {entry.exception.message}" if entry.exception.type else entry.exception.message
+            said = ": ".join(filter(None, [entry.exception.type, entry.exception.message]))
             same.setdefault(page.say(said, 240), []).append(entry.rank)
-    for said, members in list(same.items())[:MAX_ROWS]:
+    for said, members in list(same.items())[:MAX_EXCEPTIONS]:
         page.line(Text(f"{ranks_phrase(members)}: ") + Text(said, "red"), "  ", "    ")
 
 
-def _notes(page: Page, report: Report) -> None:
-    if not report.notes:
-        return
-    if report.verdict.cause is Cause.NONE:
-        for note in report.notes[:MAX_NOTES]:
-            page.line(page.text(note, "dim"), "  note: ")
-        return
-    page.heading("Not seen")
-    _bullets(page, report.notes, MAX_NOTES)
+def _job(page: Page, report: Report) -> str:
+    job = report.job
+    return page.join(
+        count(job.world_size, "rank") if job.world_size else "",
+        f"{len(job.nodes)} nodes" if len(job.nodes) > 1 else "",
+        f"torch {job.torch}" if job.torch else "",
+        ", ".join(job.backends),
+        f"ended with status {job.exit_code}" if job.exit_code else "",
+    )
 
 
-def _footer(page: Page, report: Report) -> None:
-    parts = [count(report.job.world_size, "rank")] if report.job.world_size else []
-    parts += [f"{len(report.job.nodes)} nodes"] if len(report.job.nodes) > 1 else []
-    parts += [f"torch {report.job.torch}"] if report.job.torch else []
-    parts += [", ".join(report.job.backends)] if report.job.backends else []
+def _timing(page: Page, report: Report) -> str:
     timing = report.timing
-    if report.findings:
-        parts += [f"ended with status {report.job.exit_code}"] if report.job.exit_code is not None else []
-        parts += [f"diverged {timing.diverged_at[:19].replace('T', ' ')} UTC"] if timing.diverged_at else []
-        parts += [f"seen after {seconds(timing.detected_after_s)}"] if timing.detected_after_s is not None else []
-        parts += [f"stacks after {seconds(timing.stacks_after_s)}"] if timing.stacks_after_s is not None else []
-        page.blank()
-    if parts:
-        page.line(page.text(f" {page.glyphs.dot} ".join(parts), "dim"), "" if report.findings else "  ")
+    at, seen, stacks = timing.diverged_at, timing.detected_after_s, timing.stacks_after_s
+    return page.join(
+        f"diverged {at[:19].replace('T', ' ')} UTC" if at else "",
+        f"seen {seconds(seen)} later" if seen is not None else "",
+        f"stacks {seconds(stacks)} later" if stacks is not None else "",
+    )

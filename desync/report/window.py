@@ -119,7 +119,7 @@ def _past(operation: Operation) -> Cell:
 
 
 def _state(operation: Operation, later: bool) -> CellState:
-    """Of an operation beside the divergence; one entered ``later`` in the same group waits behind it unless it is known to be done."""
+    """Of an operation beside the divergence; one entered ``later`` in the group waits behind it unless it is known as done."""
     if operation.failed:
         return CellState.FAILED
     if operation.completed is not None or not (operation.pending or later):

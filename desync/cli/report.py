@@ -1,0 +1,130 @@
+"""``desync report``: shows the report of a run again."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from desync.errors import DesyncError, ReportError, RunDirectoryError, UsageError
+
+if TYPE_CHECKING:
+    from desync.report.model import Report
+
+NAME = "report"
+HELP = "show the report of a run again"
+
+LATEST = Path("desync-runs") / "latest"
+REPORT = "report.json"
+MAX_BYTES = 256 * 1024 * 1024
+"""A larger file is not read: no job's report comes near it."""
+FILE_WIDTH = 100
+"""Width of a terminal report that is written to a file, in characters."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``desync report``."""
+    run_dir = f"the run's directory, or its {REPORT} (default: the newest run)"
+    parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help=run_dir)
+    parser.add_argument("--format", choices=("terminal", "json"), default="terminal", help="default: terminal")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of standard output")
+    parser.add_argument("--force", action="store_true", help="let -o replace an existing file")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if there is a finding")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Render the report; returns 1 with ``--check`` if it has a finding, else 0."""
+    report = load(arguments.run_dir)
+    if arguments.output is None:
+        _show(report, arguments.format)
+    else:
+        _write(_text(report, arguments.format), arguments.output, arguments.force)
+    return 1 if arguments.check and report.findings else 0
+
+
+def load(run_dir: Path | None) -> Report:
+    """The report of a run directory (or of a report.json); None: of the newest run.  Raises a DesyncError if there is none."""
+    from desync.report.json_format import from_json
+
+    path = _report_path(run_dir)
+    try:
+        return from_json(_read(path))
+    except ReportError as error:
+        raise ReportError(f"{str(path)!r}: {error.message}", error.remedy) from None
+
+
+def _report_path(run_dir: Path | None) -> Path:
+    """Where the report must lie, with an error that says what is wrong if it does not."""
+    chosen = LATEST if run_dir is None else run_dir
+    if chosen.is_file():
+        return chosen
+    if (chosen / REPORT).is_file():
+        return chosen / REPORT
+    if run_dir is None and not chosen.is_dir():
+        raise RunDirectoryError(
+            f"there is no run here ({LATEST} does not exist)", "name a run directory, or make one with `desync watch COMMAND`"
+        )
+    if not chosen.exists():
+        raise RunDirectoryError(f"there is no {str(chosen)!r}", "name a run directory of `desync watch`")
+    if (chosen / "journals").is_dir():
+        raise RunDirectoryError(f"{str(chosen)!r} has no {REPORT} (yet)", "wait until its `desync watch` has written it")
+    raise RunDirectoryError(
+        f"{str(chosen)!r} is no run directory (no {REPORT} in it)", "name one that `desync watch` made, as in desync-runs/"
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot read {str(path)!r}: {error.strerror}", "check its permissions") from None
+    if len(content) > MAX_BYTES:
+        raise ReportError("the file is too large for a report", "name a run directory of `desync watch`")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ReportError("this is no JSON", "name a run directory of `desync watch`, or a report.json from one") from None
+
+
+def _show(report: Report, chosen: str) -> None:
+    if chosen == "json":
+        sys.stdout.write(_text(report, chosen))
+        return
+    from rich.console import Console
+
+    from desync.report.terminal import render
+
+    render(report, Console(soft_wrap=False))
+
+
+def _text(report: Report, chosen: str) -> str:
+    if chosen == "json":
+        from desync.report.json_format import to_json
+
+        return to_json(report)
+    from rich.console import Console
+
+    from desync.report.terminal import render
+
+    console = Console(file=io.StringIO(), width=FILE_WIDTH, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        render(report, console)
+    return captured.get()
+
+
+def _write(text: str, path: Path, force: bool) -> None:
+    from desync.report.json_format import create_private, replace_private
+
+    try:
+        (replace_private if force else create_private)(text, path)
+    except FileExistsError:
+        raise UsageError(f"{str(path)!r} exists already", "add --force to replace it, or choose another name") from None
+    except OSError as error:
+        raise _not_written(path, error) from None
+
+
+def _not_written(path: Path, error: OSError) -> DesyncError:
+    return UsageError(f"cannot write {str(path)!r}: {error.strerror}", "choose a place that you may write to and that has room")
