@@ -27,6 +27,7 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 """What a shell shows for a program that SIGPIPE ended."""
 
+_MESSAGE_LIMIT = 2000
 _DESCRIPTION = "Says why a distributed PyTorch job hangs: which rank, which collective, which line, and what to change."
 _EXAMPLE = "start with:  desync watch torchrun --nproc-per-node 4 train.py"
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the last place that can turn a defect into a message
         remedy = "this is a defect of desync: please report it, with what DESYNC_DEBUG=1 in the environment adds"
         return _failed(f"internal error: {type(error).__name__}: {error}; {remedy}", EXIT_INTERNAL)
 
@@ -104,16 +105,12 @@ def _suggestion(wanted: str) -> str:
 
 
 def _failed(message: str, status: int) -> int:
+    from desync.report.text import clean
+
     if os.environ.get("DESYNC_DEBUG") == "1":
         traceback.print_exc()
-    print(f"desync: {one_line(message)}", file=sys.stderr)
+    print(f"desync: {clean(message, _MESSAGE_LIMIT)}", file=sys.stderr)
     return status
-
-
-def one_line(text: str, limit: int = 1000) -> str:
-    """The text as a terminal can safely show it on one line: no control characters, at most ``limit`` characters."""
-    flat = "".join(character if character.isprintable() else " " for character in text)
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
 def _silence_stdout() -> None:
