@@ -9,10 +9,11 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from common import join_job, parser
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from common import join_job, parser
 
 
 def train(device: torch.device, epochs: int, accumulate: int) -> None:

@@ -11,9 +11,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from common import join_job, parser
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from common import join_job, parser
 
 
 def prepare(batch: Tensor, seconds: float) -> Tensor:

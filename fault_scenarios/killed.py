@@ -13,9 +13,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from common import join_job, parser
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from common import join_job, parser
 
 
 def train(device: torch.device, steps: int) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from common import join_job, parser
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from common import join_job, parser
 
 WIDTH = 2
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from common import join_job, parser
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+
+from common import join_job, parser
 
 
 def save_checkpoint(model: nn.Module, folder: str, device: torch.device) -> None:

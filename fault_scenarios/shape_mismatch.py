@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from common import join_job, parser
 from torch import Tensor
+
+from common import join_job, parser
 
 CLASSES = 100
 

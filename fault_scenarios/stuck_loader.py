@@ -12,10 +12,11 @@ import threading
 
 import torch
 import torch.distributed as dist
-from common import join_job, parser
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
+
+from common import join_job, parser
 
 
 class Examples(Dataset[Tensor]):

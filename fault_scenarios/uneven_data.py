@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from common import join_job, parser
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+
+from common import join_job, parser
 
 EXAMPLES = (64, 64, 56, 64)
 """In each rank's shard: with batches of 8, rank 2 has seven batches and the others have eight."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from common import join_job, parser
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
+
+from common import join_job, parser
 
 BATCHES = 8
 

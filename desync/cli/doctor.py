@@ -25,7 +25,7 @@ _LIMIT_S = 60.0
 """A first import of torch from a cold disk can take most of it."""
 _VICTIM = """
 import ctypes, os, sys
-ctypes.CDLL(None).prctl(0x59616D61, os.getppid(), 0, 0, 0)  # PR_SET_PTRACER, as the recorder does in each rank
+ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(os.getppid()), 0, 0, 0)  # PR_SET_PTRACER, as the recorder does in each rank
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -1,0 +1,47 @@
+# Each of these works alone in a fresh clone: it creates .venv and installs what it needs first.
+#   make demo    a job that hangs, under `desync watch`, and the report
+#   make test    the whole suite (ARGS="-k name" goes to pytest)
+#   make lint    ruff and mypy
+#   make bench   what recording costs
+#   make clean   removes .venv and everything that was made
+# Another Python: make test PYTHON=python3.12.  The first run downloads torch, unless pip finds a wheel of it nearby.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+ARGS   ?=
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint bench clean
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "desync needs Python 3.10 or newer; choose one with: make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Status 3: desync has ended a hung job, which is what this shows.
+demo: $(READY)
+	@$(BIN)/desync watch --on-hang kill -- \
+	  $(BIN)/torchrun --standalone --nproc-per-node 4 fault_scenarios/uneven_data.py; \
+	  status=$$?; test $$status -eq 3 || { echo "the demo should have ended with status 3, not $$status" >&2; exit 1; }
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python tools/bench_recorder.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
