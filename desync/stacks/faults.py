@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from desync.model import Frame, RankStacks, Stack
@@ -40,7 +40,7 @@ class FaultStacks:
     """What the ranks of one attempt left: their stacks by rank, and fatal errors by rank."""
 
     stacks: tuple[RankStacks, ...] = ()
-    fatal: Mapping[int, str] | None = None
+    fatal: Mapping[int, str] = field(default_factory=dict)
 
 
 def parse(text: str) -> Fault:

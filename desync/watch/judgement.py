@@ -1,0 +1,64 @@
+"""What the watcher makes of diagnoses: which is worth interrupting its user, and whether a fault has passed.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from desync.model import Diagnosis, Divergence, Evidence, Finding, Operation, OperationState, Status, Trace
+
+_WORTH = frozenset({Status.HANG, Status.CRASH, Status.MISMATCH, Status.DRIFT})
+
+
+def worth_reporting(diagnosis: Diagnosis) -> Finding | None:
+    """The finding to report while the job runs: the first, unless it only says that somebody is late."""
+    first = diagnosis.findings[0] if diagnosis.findings else None
+    return first if first is not None and first.status in _WORTH else None
+
+
+def has_recovered(reported: Diagnosis, evidence: Evidence, *, still_found: bool) -> bool:
+    """Whether a hang that was reported has resolved: every rank that waited then has completed that operation since."""
+    finding = reported.findings[0]
+    if finding.status is not Status.HANG:
+        return False
+    if finding.divergence is None:
+        return not still_found
+    waiting = _waiting(finding.divergence)
+    traces = {trace.rank: trace for trace in evidence.traces}
+    return bool(waiting) and all(_completed(traces.get(rank), operation) for rank, operation in waiting.items())
+
+
+def _waiting(divergence: Divergence) -> Mapping[int, Operation]:
+    return {
+        rank: at.operation
+        for rank, at in divergence.by_rank.items()
+        if at.state is not OperationState.ABSENT and at.operation is not None and at.operation.pending
+    }
+
+
+def _completed(trace: Trace | None, waited: Operation) -> bool:
+    if trace is None:
+        return False
+    # Rows are counted from the oldest that is still kept; what was overwritten has been over for long.
+    for operation in trace.operations.rows(trace.rank):
+        if (operation.entered, operation.group, operation.seq) == (waited.entered, waited.group, waited.seq):
+            return not operation.pending and not operation.failed
+    return bool(len(trace.operations)) and trace.dropped > 0
+
+
+def joined(live: Diagnosis, final: Diagnosis) -> Diagnosis:
+    """The diagnosis at the end, led by what was reported while the job ran if it was not refuted.
+
+    What the end shows besides (ranks killed by their launcher, time-outs) follows from that.
+    """
+    if not live.findings or any(_same(live.findings[0], finding) for finding in final.findings[:1]):
+        return final
+    kept = list(live.findings)
+    for finding in final.findings:
+        if not any(_same(known, finding) for known in live.findings):
+            kept.append(replace(finding, follows_from=0))
+    return Diagnosis(tuple(kept), live.status, final.states, tuple(dict.fromkeys((*live.notes, *final.notes))), final.awaiting)
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    return (one.status, one.cause, one.culprit_ranks) == (other.status, other.cause, other.culprit_ranks)

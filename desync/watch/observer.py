@@ -1,0 +1,184 @@
+"""All that can be seen of a running job from outside, gathered into evidence."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from desync.evidence.journals import JournalFolder, RankProcess
+from desync.evidence.run_directory import JOURNALS, STACKS
+from desync.journal.reader import Pulse
+from desync.model import Activity, Evidence, Exit, Job, RankStacks
+from desync.stacks import faults
+from desync.stacks.pyspy import TakenStacks, take
+from desync.watch.activity import ActivityTracker, ProcessSampler
+from desync.watch.exits import ExitCodes
+from desync.watch.processes import ExitWatch
+
+SAMPLE_EVERY_S = 0.5
+STACK_EVERY_S = 2.0
+STACK_LIMIT_S = 1.0
+
+TakeStacks = Callable[[Mapping[int, int], float, bool], TakenStacks]
+
+
+class Observer:
+    """Follows the ranks of one run: journals, process ends, activity of those that are awaited, stacks."""
+
+    def __init__(self, run_directory: Path, job: Job, hang_after_ns: int, take_stacks: TakeStacks = take) -> None:
+        self.job = job
+        self.folder = JournalFolder(run_directory / JOURNALS)
+        self.codes = ExitCodes()
+        self.stacks: dict[int, RankStacks] = {}
+        """The newest of each rank of the present attempt."""
+        self._fault_folder = run_directory / STACKS
+        self._hang_after_ns = hang_after_ns
+        self._take = take_stacks
+        self._exit_watch = ExitWatch()
+        self._node = socket.gethostname()
+        self._awaited: dict[int, _Awaited] = {}
+        self._stack_notes: tuple[str, ...] = ()
+
+    def wake_on_exit(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` (from another thread) as soon as a rank's process ends."""
+        self._exit_watch.on_exit = wake
+
+    def close(self) -> None:
+        """Let go of files and of the thread."""
+        self._exit_watch.close()
+        self.folder.close()
+
+    def refresh(self) -> None:
+        """Find new journals and watch their processes."""
+        self.folder.refresh()
+        for process in self._local().values():
+            self._exit_watch.add(process.pid, process.started)
+
+    def _local(self, attempt: int | None = None) -> dict[int, RankProcess]:
+        return {rank: p for rank, p in self.folder.ranks(attempt).items() if p.node == self._node}
+
+    @property
+    def attempt(self) -> int | None:
+        """The newest attempt; None before any rank is known."""
+        return self.folder.attempts[-1] if self.folder.attempts else None
+
+    def begin_attempt(self) -> None:
+        """Forget what belongs to the attempt before."""
+        self.stacks.clear()
+        self._awaited.clear()
+        self._stack_notes = ()
+
+    def pulses(self) -> dict[int, Pulse]:
+        """A cheap look at every rank."""
+        return self.folder.pulses()
+
+    def live_pids(self) -> dict[int, int]:
+        """Pids by rank, of the ranks on this machine that have not ended."""
+        ended = self._exit_watch.exits()
+        return {rank: process.pid for rank, process in self._local().items() if process.pid not in ended}
+
+    def ended_ranks(self) -> dict[int, bool]:
+        """Ranks whose process has ended, and whether that looks like a fault: not announced, or with a status other than 0."""
+        exits, announced = self.exits(), self.folder.announced()
+        return {
+            rank: not announced.get(rank, False) or exits[process.pid].code not in (0, None)
+            for rank, process in self._local().items()
+            if process.pid in exits
+        }
+
+    def exits(self, attempt: int | None = None) -> dict[int, Exit]:
+        """Process ends by pid, with the best known status."""
+        spawned = {process.pid: rank for rank, process in self._local(attempt).items()}
+        exits = self._exit_watch.exits()
+        for pid, end in exits.items():
+            if end.code is None:
+                by_rank = self.codes.by_local_rank.get(spawned[pid]) if pid in spawned else None
+                exits[pid] = replace(end, code=self.codes.by_pid.get(pid, by_rank))
+        return exits
+
+    # --- what is awaited
+
+    def watch_closely(self, ranks: Iterable[int]) -> None:
+        """Sample the activity of these ranks, and of no others, from now on."""
+        pids = self.live_pids()
+        wanted = {rank: pids[rank] for rank in ranks if rank in pids}
+        self._awaited = {
+            rank: known if (known := self._awaited.get(rank)) and known.sampler.pid == pid else _Awaited(rank, pid)
+            for rank, pid in wanted.items()
+        }
+
+    def sample(self) -> None:
+        """Look at the awaited ranks, if it is time to."""
+        now = time.monotonic()
+        due = {rank: one for rank, one in self._awaited.items() if now >= one.next_sample}
+        if not due:
+            return
+        for_stacks = {rank: one.sampler.pid for rank, one in due.items() if now >= one.next_stack}
+        if for_stacks:
+            self.take_stacks(for_stacks, STACK_LIMIT_S, native=False)
+        pulses = self.folder.pulses()
+        for rank, one in due.items():
+            pulse = pulses.get(rank)
+            stack = self.stacks[rank].threads if rank in for_stacks and rank in self.stacks else None
+            one.tracker.add(one.sampler.sample(time.time_ns(), pulse.records if pulse else 0, stack))
+            one.next_sample = now + SAMPLE_EVERY_S
+            if rank in for_stacks:
+                one.next_stack = now + STACK_EVERY_S
+
+    def activities(self) -> dict[int, Activity]:
+        """What the samples say of the awaited ranks."""
+        return {rank: one.tracker.activity for rank, one in self._awaited.items()}
+
+    # --- stacks
+
+    def take_stacks(self, pids: Mapping[int, int], limit_s: float, native: bool) -> None:
+        """Take stacks of these ranks now; those that cannot be had keep the ones they had."""
+        taken = self._take(pids, limit_s, native)
+        self.stacks.update({stack.rank: stack for stack in taken.stacks})
+        self._stack_notes = taken.notes
+
+    def drop_stacks(self) -> None:
+        """Forget stacks that say nothing any more because their ranks went on."""
+        self.stacks.clear()
+        self._stack_notes = ()
+
+    # --- evidence
+
+    def evidence(self, *, ended: bool = False, attempt: int | None = None) -> Evidence:
+        """All that is known now of the newest (or the given) attempt."""
+        wanted = self.attempt if attempt is None else attempt
+        stacks: tuple[RankStacks, ...] = tuple(self.stacks[rank] for rank in sorted(self.stacks))
+        notes = self._stack_notes
+        if ended:
+            left = self._left_behind(wanted)
+            seen = {stack.rank for stack in stacks}
+            stacks = (*stacks, *(stack for stack in left.stacks if stack.rank not in seen))
+            notes += tuple(f"rank {rank} wrote: {words}" for rank, words in sorted(left.fatal.items()))
+        return self.folder.evidence(
+            self.job,
+            activities=self.activities(),
+            exits=self.exits(wanted),
+            stacks=stacks,
+            observed_at=time.time_ns(),
+            ended=ended,
+            hang_after_ns=self._hang_after_ns,
+            attempt=wanted,
+            notes=notes,
+        )
+
+    def _left_behind(self, attempt: int | None) -> faults.FaultStacks:
+        ranks = {process.pid: rank for rank, process in self._local(attempt).items()}
+        return faults.read_folder(self._fault_folder, attempt or 0, ranks)
+
+
+class _Awaited:
+    """One rank that others wait for."""
+
+    def __init__(self, rank: int, pid: int) -> None:
+        self.sampler = ProcessSampler(pid)
+        self.tracker = ActivityTracker(rank)
+        self.next_sample = 0.0
+        self.next_stack = 0.0

@@ -1,0 +1,138 @@
+"""The processes of a job: when a rank's process ends and how, and ending all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from desync.evidence.liveness import process_start, stat_fields
+from desync.model import Exit
+
+_EXIT_CODE_FIELD = 49
+"""Of /proc/pid/stat, counted from the state (proc(5): field 52)."""
+
+
+class ExitWatch:
+    """Waits in a thread of its own for the end of processes that are no children of ours.
+
+    Their parent takes the exit status within moments; waiting on a pidfd wakes this thread before that, in most cases, and
+    the status is read from the zombie.  ``on_exit`` is called from the thread.
+    """
+
+    def __init__(self, on_exit: Callable[[], None] = lambda: None) -> None:
+        self.on_exit = on_exit
+        self._exits: dict[int, Exit] = {}
+        self._known: set[tuple[int, int]] = set()
+        self._descriptors: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="desync exit watch", daemon=True)
+        self._thread.start()
+
+    def add(self, pid: int, started: int) -> None:
+        """Watch a process; ``started`` in clock ticks since boot tells it apart from a later one with its number."""
+        if (pid, started) in self._known:
+            return
+        self._known.add((pid, started))
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._ended(pid, None)
+            return
+        except OSError:
+            self._follow(pid, started)
+            return
+        now = stat_fields(pid)
+        if now is None or (started and int(now[19]) != started):
+            os.close(descriptor)
+            self._ended(pid, None)
+            return
+        with self._lock:
+            self._descriptors[descriptor] = pid
+            self._poll.register(descriptor, select.POLLIN)
+        os.write(self._wake_write, b".")
+
+    def exits(self) -> dict[int, Exit]:
+        """Processes that have ended, by pid; the code is None where it could not be had."""
+        with self._lock:
+            return dict(self._exits)
+
+    def close(self) -> None:
+        """Stop waiting."""
+        self._closing = True
+        os.write(self._wake_write, b".")
+        self._thread.join()
+        for descriptor in (*self._descriptors, self._wake_read, self._wake_write):
+            os.close(descriptor)
+
+    def _run(self) -> None:
+        while not self._closing:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._wake_read:
+                    os.read(self._wake_read, 4096)
+                    continue
+                with self._lock:
+                    pid = self._descriptors.pop(descriptor)
+                    self._poll.unregister(descriptor)
+                code = zombie_code(pid)
+                os.close(descriptor)
+                self._ended(pid, code)
+
+    def _ended(self, pid: int, code: int | None) -> None:
+        with self._lock:
+            self._exits[pid] = Exit(time=time.time_ns(), code=code)
+        self.on_exit()
+
+    def _follow(self, pid: int, started: int) -> None:
+        """Where the kernel has no pidfd (or none is left): look ten times a second."""
+
+        def look() -> None:
+            while not self._closing:
+                if (code := zombie_code(pid)) is not None or process_start(pid) not in (started, *([] if started else [None])):
+                    self._ended(pid, code)
+                    return
+                time.sleep(0.1)
+
+        threading.Thread(target=look, daemon=True).start()
+
+
+def zombie_code(pid: int) -> int | None:
+    """Exit status (negative: signal) of a process that its parent has not collected yet; None if it cannot be seen."""
+    fields = stat_fields(pid)
+    if fields is None or fields[0] != b"Z" or len(fields) <= _EXIT_CODE_FIELD:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE_FIELD]))
+
+
+def tree(roots: Iterable[int]) -> list[psutil.Process]:
+    """The processes ``roots`` that live, and all their descendants, whatever session they are in."""
+    found: dict[int, psutil.Process] = {}
+    for pid in roots:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            for process in (root, *root.children(recursive=True)):
+                found[process.pid] = process
+    return list(found.values())
+
+
+def end(processes: Iterable[psutil.Process], grace_s: float) -> None:
+    """Ask the processes to end (SIGTERM), and after ``grace_s`` seconds make them (SIGKILL)."""
+    processes = list(processes)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=grace_s)
+    # What they started meanwhile goes with them.
+    for process in {*alive, *tree(process.pid for process in alive)}:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=1.0)

@@ -1,0 +1,72 @@
+"""From a diagnosis to report.json and to the user's terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from desync.errors import RunDirectoryError
+from desync.model import Diagnosis, Evidence
+from desync.report.build import build_report
+from desync.report.json_format import write_report
+from desync.report.model import Report, Timing
+from desync.report.terminal import render
+from desync.report.text import ranks_phrase
+from desync.watch.status_line import Voice
+
+REPORT_FILE = "report.json"
+
+
+class Reporter:
+    """Writes the run's report and shows it."""
+
+    def __init__(self, run_directory: Path, voice: Voice) -> None:
+        self.path = run_directory / REPORT_FILE
+        self.voice = voice
+        self._shown: tuple[object, ...] | None = None
+        self._complained = False
+
+    def write(self, evidence: Evidence, diagnosis: Diagnosis, timing: Timing, notes: tuple[str, ...] = ()) -> Report:
+        """Write report.json; a run directory that cannot be written any more is said once, and the job goes on."""
+        report = build_report(evidence, diagnosis, timing)
+        report = replace(report, notes=tuple(dict.fromkeys((*report.notes, *notes))))
+        try:
+            write_report(report, self.path)
+        except RunDirectoryError as error:
+            if not self._complained:
+                self.voice.say(str(error))
+                self._complained = True
+        return report
+
+    def announce(self, report: Report) -> None:
+        """One line at the moment of detection; the report follows when the stacks are there."""
+        self.voice.say(f"{headline(report)}; taking stacks")
+
+    def show(self, report: Report) -> None:
+        """Render the report on standard error, unless it says what was shown already."""
+        verdict = report.verdict
+        key = (report.job.attempt, verdict.status, verdict.cause, verdict.culprit_ranks, verdict.summary)
+        if key == self._shown:
+            return
+        self._shown = key
+        self.voice.clear()
+        with contextlib.suppress(OSError):
+            console = Console(file=sys.stderr, soft_wrap=False)
+            render(report, console)
+
+    def close(self, report: Report) -> None:
+        """The last line: what it was, and where everything is."""
+        self.voice.say(f"{headline(report)}; report: {self.path}", limit=1000)
+
+
+def headline(report: Report) -> str:
+    """The verdict in a few words."""
+    verdict = report.verdict
+    if not report.findings:
+        return verdict.status.value
+    who = f", {ranks_phrase(verdict.culprit_ranks)}" if verdict.culprit_ranks else ""
+    return f"{verdict.status.value} ({verdict.cause.value}, {verdict.certainty.value}{who}): {verdict.summary}"

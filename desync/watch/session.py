@@ -1,0 +1,185 @@
+"""One run of ``desync watch``, from the launch line to the exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from desync.errors import LaunchError, RunDirectoryError
+from desync.evidence.run_directory import RunRecord, save
+from desync.watch import processes, run_directory
+from desync.watch.environment import DebugLevels, job_environment
+from desync.watch.launch import find_program, launch
+from desync.watch.observer import Observer
+from desync.watch.output import LogTail, Output
+from desync.watch.reporter import Reporter
+from desync.watch.signals import ENDING, SignalQueue
+from desync.watch.status_line import Voice
+from desync.watch.watchdog import Diagnose, Watchdog
+
+OUTPUT_FILE = "output.log"
+TICK_S = 0.1
+EXIT_KILLED_HUNG = 3
+GRACE_S = 5.0
+"""Between asking a hung job's processes to end and making them."""
+LATE_OUTPUT_S = 2.0
+RANKS_END_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``desync watch`` was asked for."""
+
+    command: tuple[str, ...]
+    run_dir: Path | None = None
+    hang_after_s: float = 10.0
+    kill_on_hang: bool = False
+    levels: DebugLevels = field(default_factory=DebugLevels)
+
+
+def watch(options: Options, diagnose: Diagnose) -> int:
+    """Run the command and watch it; returns the exit status for ``desync watch``.
+
+    Raises UsageError, LaunchError or RunDirectoryError before the command is started; after that its status is the answer.
+    """
+    find_program(options.command[0], os.environ.get("PATH"))
+    directory = run_directory.create(options.command, options.run_dir, datetime.now().astimezone())
+    with SignalQueue() as signals:
+        return Session(options, directory, signals, diagnose).run()
+
+
+class Session:
+    """The running watch."""
+
+    def __init__(self, options: Options, directory: Path, signals: SignalQueue, diagnose: Diagnose) -> None:
+        self.options = options
+        self.directory = directory
+        self.signals = signals
+        self.voice = Voice(status_line=sys.stderr.isatty())
+        hang_after_ns = int(options.hang_after_s * 1e9)
+        self.record = RunRecord(options.command, time.time_ns(), socket.gethostname(), hang_after_ns)
+        self._save()
+        self.output, self.job = self._start()
+        self.observer = Observer(directory, self.record.job, hang_after_ns)
+        self.tail = LogTail(directory / OUTPUT_FILE, self.observer.codes.feed)
+        self.watchdog = Watchdog(self.observer, diagnose, Reporter(directory, self.voice))
+        self._killed_hung = False
+        self._asked_to_end = False
+
+    def _start(self) -> tuple[Output, subprocess.Popen[bytes]]:
+        environment = job_environment(os.environ, self.directory, self.options.levels)
+        if sys.stdout.isatty():
+            # As on a terminal, where Python does not hold lines back.
+            environment.setdefault("PYTHONUNBUFFERED", "1")
+        try:
+            output = Output(self.directory / OUTPUT_FILE, self.voice.status_line)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.directory / OUTPUT_FILE} cannot be written ({error.strerror})", "choose another place with --run-dir"
+            ) from error
+        try:
+            return output, launch(self.options.command, environment, output)
+        except LaunchError:
+            output.release()
+            output.finish(LATE_OUTPUT_S)
+            raise
+        finally:
+            output.release()
+
+    # --- while the job runs
+
+    def run(self) -> int:
+        """Watch until the job has ended; returns the exit status."""
+        main = threading.get_ident()
+        # Any ended child wakes the loop; an ended rank, which is no child, is made to look like one.
+        self.observer.wake_on_exit(lambda: signal.pthread_kill(main, signal.SIGCHLD))
+        try:
+            while self.job.poll() is None:
+                self._once()
+            return self._finish()
+        finally:
+            self.observer.close()
+
+    def _once(self) -> None:
+        taken = self.signals.wait(TICK_S)
+        if taken is not None:
+            self._hand_on(taken)
+        self.tail.follow()
+        self.watchdog.tick()
+        self.voice.status(self.observer.pulses(), self.observer.folder.newest_operation(), self.tail.ends_line)
+        if self.options.kill_on_hang and not self._killed_hung and self._hangs():
+            self._kill()
+
+    def _hangs(self) -> bool:
+        """Whether the job is to be ended: it hangs, or a rank's end has kept the others waiting for ``hang_after``."""
+        since = self.watchdog.standing_since
+        if since is None or self.watchdog.is_hang:
+            return since is not None
+        waited = time.time_ns() - since >= self.options.hang_after_s * 1e9
+        return waited and bool(self.observer.live_pids())
+
+    def _kill(self) -> None:
+        self._killed_hung = True
+        self.voice.say("ending the hung job (--on-hang kill)")
+        self._end_tree()
+
+    def _end_tree(self) -> None:
+        processes.end(processes.tree((self.job.pid, *self.observer.live_pids().values())), GRACE_S)
+
+    def _hand_on(self, number: signal.Signals) -> None:
+        """Give the job a signal that came to the watcher; who ends a hung job wants to know where its ranks were."""
+        if number in ENDING and not self._asked_to_end:
+            self._asked_to_end = True
+            self.watchdog.add_note(f"the watcher was sent {number.name} and handed it on to the job")
+            self.watchdog.take_urgent_stacks()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.job.pid, number)
+        if number is signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.job.pid, signal.SIGCONT)
+
+    # --- the end
+
+    def _finish(self) -> int:
+        code = self.job.returncode
+        self.observer.refresh()
+        self._await_ranks()
+        if not self.output.finish(LATE_OUTPUT_S):
+            self.watchdog.add_note("processes of the job still held its output open when its launcher had ended")
+        self.tail.follow()
+        self.voice.clear()
+        self.observer.job = replace(self.observer.job, ended=time.time_ns(), exit_code=code)
+        report = self.watchdog.finish()
+        self.record = replace(self.record, ended=self.observer.job.ended, exit_code=code, exits=self.observer.exits())
+        self._save()
+        self.watchdog.reporter.close(report)
+        if self._killed_hung:
+            return EXIT_KILLED_HUNG
+        return code if code >= 0 else 128 - code
+
+    def _await_ranks(self) -> None:
+        """Ranks end a moment after their launcher, or outlive it: then end them only if someone asked for the job's end."""
+        deadline = time.monotonic() + (GRACE_S if self._asked_to_end else RANKS_END_S)
+        while (left := self.observer.live_pids()) and time.monotonic() < deadline:
+            self.signals.wait(TICK_S)
+        if left and self._asked_to_end:
+            self._end_tree()
+        elif left:
+            who = ", ".join(f"{rank} (pid {pid})" for rank, pid in sorted(left.items()))
+            self.watchdog.add_note(f"ranks that still ran when their launcher had ended: {who}")
+
+    def _save(self) -> None:
+        try:
+            save(self.record, self.directory)
+        except OSError as error:
+            self.voice.say(f"run.json cannot be written: {error.strerror}")

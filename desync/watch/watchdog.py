@@ -1,0 +1,209 @@
+"""The loop's logic: look at the ranks, diagnose when something may be wrong, report the first fault, follow it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from desync.model import Diagnosis, Evidence, Finding, Status
+from desync.report.model import Report, Timing
+from desync.watch.judgement import has_recovered, joined, worth_reporting
+from desync.watch.observer import Observer
+from desync.watch.pace import Pace
+from desync.watch.reporter import Reporter
+
+Diagnose = Callable[[Evidence], Diagnosis]
+
+FIRST_STACKS_S = 1.0
+ALL_STACKS_S = 2.5
+"""Stacks with native frames are there within three seconds of the detection; the first look at Python frames is quick."""
+URGENT_STACKS_S = 0.5
+"""When the launcher is about to end the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found in one attempt."""
+
+    evidence: Evidence
+    diagnosis: Diagnosis
+    timing: Timing
+
+
+class Watchdog:
+    """Watches one job; :meth:`tick` is called about ten times a second, :meth:`finish` when the job has ended."""
+
+    def __init__(self, observer: Observer, diagnose: Diagnose, reporter: Reporter) -> None:
+        self.observer = observer
+        self.reporter = reporter
+        self._diagnose = diagnose
+        self._pace = Pace()
+        self._attempt: int | None = None
+        self._live: Outcome | None = None
+        self._closed: list[Outcome] = []
+        self._notes: list[str] = []
+        self._faults: set[int] = set()
+
+    @property
+    def standing_since(self) -> int | None:
+        """When the reported fault that keeps the job from going on began to be known (epoch ns); None if there is none."""
+        return self._live.evidence.observed_at if self._live else None
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether the job stands still for good, as far as is known."""
+        return self._live is not None and self._live.diagnosis.status is Status.HANG
+
+    # --- while the job runs
+
+    def tick(self) -> None:
+        """Look at the ranks once."""
+        observer = self.observer
+        observer.refresh()
+        if observer.attempt is None:
+            return
+        if observer.attempt != self._attempt:
+            self._turn_to(observer.attempt)
+        now = time.monotonic()
+        self._pace.take(observer.pulses(), now)
+        urgent = self._see_faults()
+        observer.sample()
+        if self._pace.is_due(now, urgent=urgent):
+            self._look(now)
+
+    def _turn_to(self, attempt: int) -> None:
+        if self._attempt is not None:
+            self._close(self._attempt)
+        self._attempt = attempt
+        self._live = None
+        self._faults.clear()
+        self._pace = Pace()
+        self.observer.begin_attempt()
+
+    def _see_faults(self) -> bool:
+        """Whether a rank has ended; the stacks of the others are taken at once if it ended badly: they may be ended next."""
+        ended = self.observer.ended_ranks()
+        new = {rank for rank, bad in ended.items() if bad} - self._faults
+        if new:
+            self._faults |= new
+            if self._live is None:
+                self.take_urgent_stacks()
+        return bool(ended)
+
+    def take_urgent_stacks(self) -> None:
+        """Python frames of all live ranks, quickly: whoever ends the job does not wait."""
+        self.observer.take_stacks(self.observer.live_pids(), URGENT_STACKS_S, native=False)
+
+    def _look(self, begun: float) -> None:
+        evidence = self.observer.evidence()
+        diagnosis = self._judge(evidence)
+        if diagnosis is None:
+            self._pace.looked(begun, time.monotonic(), suspected=False)
+            return
+        self.observer.watch_closely(diagnosis.awaiting)
+        finding = worth_reporting(diagnosis)
+        if self._live is not None:
+            self._follow(evidence, finding)
+        elif finding is not None:
+            self._report(evidence, diagnosis, finding)
+        elif not diagnosis.awaiting and not self._faults:
+            self.observer.drop_stacks()
+        self._pace.looked(begun, time.monotonic(), suspected=finding is not None or bool(diagnosis.awaiting))
+
+    def _judge(self, evidence: Evidence) -> Diagnosis | None:
+        try:
+            return self._diagnose(evidence)
+        except Exception as error:  # noqa: BLE001 - a defect of the diagnosis must not end the watch over a job that runs
+            self._note(f"the diagnosis failed: {type(error).__name__}: {error}")
+            return None
+
+    def _report(self, evidence: Evidence, diagnosis: Diagnosis, finding: Finding) -> None:
+        """The first fault: report.json at once, again with all stacks, and then on the terminal."""
+        observer, detected = self.observer, time.time_ns()
+        timing = Timing(diverged_at=_began(finding), detected_after_s=_since(finding, detected))
+        self.reporter.announce(self.reporter.write(evidence, diagnosis, timing))
+        pids = observer.live_pids()
+        observer.take_stacks(pids, FIRST_STACKS_S, native=False)
+        first = {rank: pids[rank] for rank in sorted(pids, key=lambda rank: (rank not in finding.culprit_ranks, rank))}
+        observer.take_stacks(first, max(0.0, ALL_STACKS_S - (time.time_ns() - detected) / 1e9), native=True)
+        timing = replace(timing, stacks_after_s=_since(finding, time.time_ns()))
+        evidence = observer.evidence()
+        again = self._judge(evidence)
+        if again is None or worth_reporting(again) is None:
+            # It went on while the stacks were taken: the next look decides what to say of that.
+            again = diagnosis
+        self._live = Outcome(evidence, again, timing)
+        self.reporter.show(self._write(self._live))
+
+    def _follow(self, evidence: Evidence, finding: Finding | None) -> None:
+        """What became of the fault that was reported."""
+        live = self._live
+        if live is None or not has_recovered(live.diagnosis, evidence, still_found=finding is not None):
+            return
+        self._recovered(live)
+        self._live = None
+        self.observer.drop_stacks()
+
+    def _recovered(self, live: Outcome) -> None:
+        first = live.diagnosis.findings[0]
+        text = f"recovered: what was reported while the job ran did complete later ({first.cause.value}: {first.summary})"
+        self.reporter.voice.say(text)
+        self._note(text)
+
+    # --- the end
+
+    def finish(self) -> Report:
+        """The last word on the job, written and, if it is new, shown."""
+        self.observer.refresh()
+        attempt = self.observer.attempt
+        if attempt is not None and attempt != self._attempt:
+            self._turn_to(attempt)
+        self._close(attempt)
+        chosen = next((outcome for outcome in reversed(self._closed) if outcome.diagnosis.findings), self._closed[-1])
+        if chosen is not self._closed[-1]:
+            last = self._closed[-1].evidence.job.attempt
+            self._note(f"attempt {last} shows no fault; this is the report of attempt {chosen.evidence.job.attempt}")
+        job = replace(self.observer.job, attempt=chosen.evidence.job.attempt)
+        merged = replace(chosen.evidence.job, ended=job.ended, exit_code=job.exit_code)
+        report = self._write(replace(chosen, evidence=replace(chosen.evidence, job=merged)))
+        if report.verdict.status is not Status.HEALTHY:
+            self.reporter.show(report)
+        return report
+
+    def _close(self, attempt: int | None) -> None:
+        """Judge an attempt that is over."""
+        evidence = self.observer.evidence(ended=True, attempt=attempt)
+        diagnosis = self._judge(evidence) or Diagnosis((), Status.UNKNOWN, {})
+        live = self._live
+        if live is not None and has_recovered(live.diagnosis, evidence, still_found=bool(diagnosis.findings)):
+            self._recovered(live)
+            live = None
+        timing = live.timing if live else _timing(diagnosis)
+        self._closed.append(Outcome(evidence, joined(live.diagnosis, diagnosis) if live else diagnosis, timing))
+
+    def _write(self, outcome: Outcome) -> Report:
+        return self.reporter.write(outcome.evidence, outcome.diagnosis, outcome.timing, tuple(self._notes))
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+    def add_note(self, text: str) -> None:
+        """Something that the report has to say of the run."""
+        self._note(text)
+
+
+def _began(finding: Finding) -> int | None:
+    if finding.divergence is not None and finding.divergence.time is not None:
+        return finding.divergence.time
+    return finding.time
+
+
+def _since(finding: Finding, now: int) -> float | None:
+    began = _began(finding)
+    return None if began is None else round(max(0, now - began) / 1e9, 3)
+
+
+def _timing(diagnosis: Diagnosis) -> Timing:
+    return Timing(diverged_at=_began(diagnosis.findings[0])) if diagnosis.findings else Timing()
