@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from desync.errors import ReportError, RunDirectoryError
 from desync.report.codec import DecodeError, decode, encode
-from desync.report.model import SCHEMA, Report
+from desync.report.model import SCHEMA, Report, Window
 
 _FOREIGN = "name a run directory of `desync watch`, or a report.json from one"
 
@@ -35,9 +35,21 @@ def from_json(text: str) -> Report:
     if schema != SCHEMA:
         raise ReportError(f"the report has schema {schema[:40]!r}, this desync reads {SCHEMA}", "use the desync that wrote it")
     try:
-        return decode(Report, value)
+        report = decode(Report, value)
+        _check_window(report.window)
+        return report
     except DecodeError as error:
         raise ReportError(f"the report is damaged: {error}", "run `desync watch` again, or take a sound copy") from None
+
+
+def _check_window(window: Window | None) -> None:
+    """Rows must have a cell for each column, and the divergence must be one of them."""
+    if window is None:
+        return
+    if not 0 <= window.at < len(window.columns):
+        raise DecodeError("report.window.at is no column")
+    if any(len(row.cells) != len(window.columns) for row in window.rows):
+        raise DecodeError("report.window.rows do not fit its columns")
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.report.report_samples import BACKWARD, LOOP, SITE_PACKAGES, frame
+
+from desync.model import Frame, RankStacks, Stack
+from desync.report.frames import is_user, main_stack, merge_stacks, user_frames
+
+
+@pytest.mark.parametrize(
+    ("file", "users"),
+    [
+        ("/home/ada/project/train.py", True),
+        ("/home/ada/torch/train.py", True),
+        ("train.py", True),
+        ("/srv/job/socket.py", True),
+        ("<stdin>", True),
+        ("/tmp/ipykernel_7/123.py", True),
+        (f"{SITE_PACKAGES}/numpy/core/fromnumeric.py", False),
+        ("/usr/lib/python3.11/threading.py", False),
+        ("/usr/lib/python3/dist-packages/yaml/loader.py", False),
+        ("torch/distributed/distributed_c10d.py", False),
+        ("/home/ada/pytorch/torch/autograd/graph.py", False),
+        ("threading.py", False),
+        ("<frozen importlib._bootstrap>", False),
+        ("/opt/env/lib/desync/recorder/hook.py", False),
+        ("/run/1/sitecustomize.py", False),
+        ("libc.so.6", False),
+        ("/usr/bin/python3.11", False),
+        ("ProcessGroupGloo.cpp", False),
+        ("[vdso]", False),
+        ("", False),
+    ],
+)
+def test_whose_frame_it_is(file: str, users: bool) -> None:
+    assert is_user(Frame("f", file, 1)) is users
+
+
+def test_stacks_are_cut_to_the_users_frames() -> None:
+    assert user_frames(BACKWARD) == (*LOOP.frames, frame("<module>", "train.py", 91))
+
+
+def test_merging_takes_the_newest_sample_of_each_rank() -> None:
+    old = RankStacks(0, "py-spy", 1, (Stack("MainThread", (frame("load", "data.py", 3),)),))
+    new = replace(old, time=2, threads=(Stack("MainThread", (frame("wait", "data.py", 9),)),))
+    twin = replace(new, rank=5)
+    last_words = replace(old, source="faulthandler", time=3)
+
+    merged = merge_stacks([new, old, twin, last_words])
+
+    assert [(stack.ranks, stack.source, stack.frames[0].line) for stack in merged] == [
+        ((0, 5), "py-spy", 9),
+        ((0,), "faulthandler", 3),
+    ]
+
+
+def test_the_main_thread_is_found_by_name_then_by_its_users_frames() -> None:
+    pool = Stack("pt_autograd_0", (Frame("run", "libtorch.so", 0),))
+    own = Stack("Thread-1", (frame("main", "train.py", 1),))
+    main = Stack("MainThread", (Frame("wait", "libc.so.6", 0),))
+
+    assert main_stack(RankStacks(0, "py-spy", None, (pool, own, main))) is main
+    assert main_stack(RankStacks(0, "py-spy", None, (pool, own))) is own
+    assert main_stack(RankStacks(0, "py-spy", None, ())) is None
