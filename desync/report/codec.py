@@ -95,6 +95,6 @@ def _member(target: type[enum.Enum], value: Any, path: str) -> enum.Enum:
 def _plain(target: type, value: Any, path: str) -> Any:
     if target is float and type(value) is int:
         return float(value)
-    if type(value) is not target or (target is float and not math.isfinite(value)):
+    if type(value) is not target or (isinstance(value, float) and not math.isfinite(value)):
         raise DecodeError(f"{path} is no {target.__name__}")
     return value

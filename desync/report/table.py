@@ -185,7 +185,7 @@ def _bar(page: Page, column: _Column) -> Text:
 
 
 def _head(page: Page, columns: Sequence[_Column], side: int) -> None:
-    depth = 3 if any(column.head[2] for column in columns) else 2
+    depth = 3 if len({column.head[2] for column in columns} - {""}) > 1 else 2
     for number in range(depth):
         line = Text("  " + ("rank" if number == 0 else "").ljust(side))
         for column in columns:

@@ -129,7 +129,7 @@ def _doing(report: Report, item: Place) -> str:
         case Role.RAISED:
             return "raised"
         case Role.AT:
-            return "stands" if len(item.ranks) == 1 else "stand"
+            return "is" if len(item.ranks) == 1 else "are"
         case Role.LAST:
             return f"last called {item.op}"
 

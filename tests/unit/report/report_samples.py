@@ -39,7 +39,7 @@ from desync.report.build import build_report
 from desync.report.model import Report, Timing
 
 START = 1_764_504_184_250_000_000  # 2025-11-30 12:03:04.25 UTC
-PROJECT = "/home/ada/project"
+PROJECT = "/data/ada/project"
 SITE_PACKAGES = "/opt/env/lib/python3.11/site-packages"
 MS = 1_000_000
 
@@ -58,6 +58,7 @@ GRADIENTS = Call(
     site=LOOP,
     bucket="DDP bucket 0: fc.weight, fc.bias",
 )
+SECOND_BUCKET = replace(GRADIENTS, inputs=Tensors(((400,),), ("float32",)), bucket="DDP bucket 1: emb.weight")
 BACKWARD = (
     Frame("syscall", "libc.so.6", 0),
     Frame("_engine_run_backward", f"{SITE_PACKAGES}/torch/autograd/graph.py", 869),
@@ -223,9 +224,10 @@ def rank_only_branch() -> Sample:
     """Rank 0 calls a barrier in its checkpoint that the others do not call."""
     group = Group("default_pg", (0, 1), backend="gloo")
     barrier = Call("barrier", Kind.COLLECTIVE, site=SAVE)
+    alternating = [Step(GRADIENTS if seq % 2 else SECOND_BUCKET, seq) for seq in range(1, 17)]
     made = [
-        trace(0, [*steps(GRADIENTS, 16), Step(barrier, 17, done=None)]),
-        trace(1, [*steps(GRADIENTS, 16, pending=True), Step(GRADIENTS, 18, done=None)]),
+        trace(0, [*alternating, Step(barrier, 17, done=None)]),
+        trace(1, [*alternating, Step(GRADIENTS, 17, done=None), Step(SECOND_BUCKET, 18, done=None)]),
     ]
     standing = {0: at(made[0], 17, OperationState.MISMATCHED), 1: at(made[1], 17, OperationState.WAITING)}
     finding = Finding(

@@ -3,8 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.report import report_samples as samples
-from tests.unit.report.report_samples import GRADIENTS, START, Sample, Step, diagnosis, frame, job, steps, table, trace
 
 from desync.model import (
     AtDivergence,
@@ -24,6 +22,8 @@ from desync.model import (
 from desync.report.build import build_report, iso
 from desync.report.model import Cell, CellState, LastOperation, Role, Timing
 from desync.report.window import build_window
+from tests.unit.report import report_samples as samples
+from tests.unit.report.report_samples import GRADIENTS, START, Sample, Step, diagnosis, frame, job, steps, table, trace
 
 
 def test_verdict_divergence_ranks_and_timing_are_those_of_evidence_and_diagnosis() -> None:
@@ -242,3 +242,20 @@ def test_exit_status_and_signal_are_kept() -> None:
     report = build_report(Evidence(job(1), (made,)), diagnosis([], {0: RankState.KILLED}), Timing())
 
     assert report.ranks[0].exit_code == -9
+
+
+def test_ranks_that_never_came_to_a_rendezvous_are_absent_beside_those_that_wait() -> None:
+    call = Call("init_process_group", Kind.GROUP, site=samples.LOOP)
+    made = tuple(trace(rank, [Step(call, 1, done=None)]) for rank in range(2))
+    standing = {rank: AtDivergence(OperationState.WAITING, made[rank].operations.row(rank, 0)) for rank in range(2)}
+    divergence = Divergence(
+        Group("default_pg", (0, 1, 2)),
+        "rendezvous",
+        1,
+        "init_process_group",
+        {**standing, 2: AtDivergence(OperationState.ABSENT)},
+    )
+
+    window = build_window(Evidence(job(3), made), divergence)
+
+    assert [(row.ranks, _signs(list(row.cells))) for row in window.rows] == [((0, 1), "waiting"), ((2,), "absent")]

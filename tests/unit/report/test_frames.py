@@ -3,17 +3,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.report.report_samples import BACKWARD, LOOP, SITE_PACKAGES, frame
 
 from desync.model import Frame, RankStacks, Stack
 from desync.report.frames import is_user, main_stack, merge_stacks, user_frames
+from tests.unit.report.report_samples import BACKWARD, LOOP, SITE_PACKAGES, frame
 
 
 @pytest.mark.parametrize(
     ("file", "users"),
     [
-        ("/home/ada/project/train.py", True),
-        ("/home/ada/torch/train.py", True),
+        ("/data/ada/project/train.py", True),
+        ("/data/ada/torch/train.py", True),
         ("train.py", True),
         ("/srv/job/socket.py", True),
         ("<stdin>", True),
@@ -22,7 +22,7 @@ from desync.report.frames import is_user, main_stack, merge_stacks, user_frames
         ("/usr/lib/python3.11/threading.py", False),
         ("/usr/lib/python3/dist-packages/yaml/loader.py", False),
         ("torch/distributed/distributed_c10d.py", False),
-        ("/home/ada/pytorch/torch/autograd/graph.py", False),
+        ("/data/ada/pytorch/torch/autograd/graph.py", False),
         ("threading.py", False),
         ("<frozen importlib._bootstrap>", False),
         ("/opt/env/lib/desync/recorder/hook.py", False),

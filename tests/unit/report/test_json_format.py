@@ -10,13 +10,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.unit.report import report_samples as samples
 from rich.console import Console
 
 import desync.report.model
 from desync.errors import ReportError, RunDirectoryError
 from desync.report.json_format import from_json, to_json, write_report
 from desync.report.terminal import render
+from tests.unit.report import report_samples as samples
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "report.schema.json").read_text(encoding="utf-8"))
 ALL = pytest.mark.parametrize("sample", samples.SAMPLES.values(), ids=samples.SAMPLES.keys())

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.report import report_samples as samples
 
 from desync.cli import report as command
 from desync.errors import DesyncError, ReportError, RunDirectoryError, UsageError
 from desync.report.json_format import from_json, write_report
+from tests.unit.report import report_samples as samples
 
 
-@pytest.fixture()
+@pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     made = tmp_path / "desync-runs" / "1-train"
     made.mkdir(parents=True)
@@ -61,7 +61,7 @@ def test_output_overwrites_nothing_unasked(run_dir: Path, tmp_path: Path, capsys
     out = tmp_path / "report.txt"
     assert call(run_dir, "-o", out) == 0
     first = out.read_text()
-    with pytest.raises(UsageError, match="exists already.*--force"):
+    with pytest.raises(UsageError, match=r"exists already.*--force"):
         call(run_dir, "-o", out, "--format", "json")
     assert out.read_text() == first
     assert call(run_dir, "-o", out, "--format", "json", "--force") == 0

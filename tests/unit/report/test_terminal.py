@@ -8,10 +8,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from tests.unit.report import report_samples as samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.report.report_samples import GRADIENTS, PROJECT, Step, diagnosis, job, steps, trace
 from rich.console import Console
 
 from desync.model import Divergence, Evidence, Frame, Group, OperationState, RankState
@@ -19,6 +17,8 @@ from desync.report.build import build_report
 from desync.report.json_format import from_json, to_json
 from desync.report.model import Report, Timing
 from desync.report.terminal import cut_frames, render
+from tests.unit.report import report_samples as samples
+from tests.unit.report.report_samples import GRADIENTS, PROJECT, Step, diagnosis, job, steps, trace
 
 GOLD = Path(__file__).with_name("gold")
 REWRITE = "DESYNC_REWRITE_GOLD"
@@ -33,7 +33,7 @@ def shown(report: Report, width: int = 80, encoding: str = "utf-8") -> str:
 
 
 def check_gold(name: str, text: str) -> None:
-    """Compare with the kept rendering; after a wanted change run the tests once with DESYNC_REWRITE_GOLD=1 and read the diff."""
+    """Compare with the kept rendering; after a wanted change run once with DESYNC_REWRITE_GOLD=1 and read the diff."""
     path = GOLD / f"{name}.txt"
     if os.environ.get(REWRITE):
         path.write_text(text, encoding="utf-8")

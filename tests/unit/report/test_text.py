@@ -47,15 +47,15 @@ def test_cleaning_shows_what_it_disarms() -> None:
 @pytest.mark.parametrize(
     ("file", "shown"),
     [
-        ("/home/ada/project/train.py", "train.py:4 in main"),
-        ("/home/adamant/train.py", "/home/adamant/train.py:4 in main"),
+        ("/data/ada/project/train.py", "train.py:4 in main"),
+        ("/data/adamant/train.py", "/data/adamant/train.py:4 in main"),
         ("/env/lib/python3.11/site-packages/torch/nn/a.py", "torch/nn/a.py:4 in main"),
         ("/scratch/" + "deep/" * 20 + "train.py", "…/deep/deep/deep/deep/deep/deep/deep/train.py:4 in main"),
         ("/" + "x" * 90 + ".py", "…" + "x" * 45 + ".py:4 in main"),
     ],
 )
 def test_places(file: str, shown: str) -> None:
-    assert place(Frame("main", file, 4), "/home/ada/project") == shown
+    assert place(Frame("main", file, 4), "/data/ada/project") == shown
 
 
 def test_a_native_frame_has_no_line() -> None:
