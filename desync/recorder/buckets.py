@@ -7,20 +7,16 @@ written in Python the bucket is known from the hook's argument instead, and foll
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
-
-from desync.recorder.groups import GroupEntry
 
 active = False
 """Whether this process has a DDP module at all; the hook asks this first."""
 
-_getframe = sys._getframe
-_engine: frozenset[CodeType] = frozenset()
+_engine: CodeType | None = None
 
 
 @dataclass(slots=True)
@@ -61,29 +57,31 @@ def activate() -> None:
     from torch.autograd import graph
 
     function = getattr(graph, "_engine_run_backward", None)
-    _engine = frozenset({function.__code__}) if function is not None else frozenset()
+    _engine = getattr(function, "__code__", None)
     active = True
 
 
-def bucket_of(tensors: Any, group: GroupEntry) -> int:
-    """Label of the bucket that this all_reduce is; 0 if it is none.  Called by the hook, three frames above the caller."""
-    if _context.label:
-        return _context.label
-    try:
-        caller = _getframe(3)
-    except ValueError:
-        caller = None  # an autograd thread: no Python frame at all
-    if caller is not None and caller.f_code not in _engine:
+def launched(tensors: Any, caller: FrameType | None) -> int:
+    """Label of the bucket that DDP's reducer launches with this all_reduce; 0 if it is not the reducer's.
+
+    ``caller`` is the frame that called the operator: the reducer is C++ inside the engine's, or a thread without Python frames.
+    """
+    if caller is not None and caller.f_code is not _engine:
         return 0
-    return _next_bucket(tensors[0], group)
+    return 0 if _context.label else _next_bucket(tensors[0])
 
 
-def hook_bucket_of(_tensors: Any, _group: GroupEntry) -> int:
+def never(_tensors: Any, _caller: FrameType | None) -> int:
+    """Stands for :func:`launched` for the operators that the reducer does not use."""
+    return 0
+
+
+def hooked() -> int:
     """Label of the bucket that a comm hook is working on; 0 outside of one."""
     return _context.label
 
 
-def _next_bucket(tensor: Any, group: GroupEntry) -> int:
+def _next_bucket(tensor: Any) -> int:
     elements = tensor.numel()
     for module in reversed(modules):
         if module.hooked or module.next > len(module.buckets):

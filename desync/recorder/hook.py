@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from desync.journal.layout import Flag, RecordType
@@ -27,12 +28,18 @@ MAX_TENSORS = 8
 """Shapes of more tensors than this (all_gather on a large group) are counted, not kept."""
 
 _now = time.monotonic_ns
-_exc_info = sys.exc_info
 _getframe = sys._getframe
 
 
+def _handled() -> BaseException | None:
+    return sys.exc_info()[1]
+
+
+_exception: Callable[[], BaseException | None] = getattr(sys, "exception", _handled)  # since Python 3.11, and faster
+
+
 class Hook:
-    """The installed kernels; :meth:`remove` takes them out again."""
+    """The installed kernels; :meth:`remove` takes them out again, :meth:`install` puts them back."""
 
     def __init__(self, session: Session, groups: Groups, sites: Sites) -> None:
         import torch
@@ -43,25 +50,41 @@ class Hook:
         self.sites = sites
         self.unbox: Callable[[Any], Any] = ProcessGroup.unbox
         self.below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+        self.raw: Callable[[Any], int] = torch._C.DispatchKeySet.raw_repr
+        self.lowered: dict[int, Any] = {}
         self.reduce_names = ReduceNames()
+        self._kernels = [(operator.name, make_kernel(self, operator)) for operator in discover()]
+        self._library: Any = None
+        self.install()
+
+    def install(self) -> None:
+        """Put the kernels into the dispatcher."""
+        import torch
+
         library: Any = torch.library.Library  # untyped in torch
         self._library = library("c10d", "IMPL")
-        for operator in discover():
+        for name, kernel in self._kernels:
             try:
-                self._library.impl(operator.name, make_kernel(self, operator), "BackendSelect", with_keyset=True)
+                self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
             except Exception as error:  # noqa: BLE001 - the others can still be recorded
-                session.failed(f"the hook for c10d::{operator.name}", error)
+                self.session.failed(f"the hook for c10d::{name}", error)
 
     def remove(self) -> None:
         """Take the kernels out of the dispatcher."""
         self._library._destroy()
 
+    def lower(self, keyset: Any) -> Any:
+        """The keys of a call that are below the hook's own, remembered: computing them takes longer than looking them up."""
+        lowered = self.lowered[self.raw(keyset)] = keyset & self.below
+        return lowered
+
 
 class ReduceNames:
     """The name of a call's reduce op.
 
-    Asking the boxed ``ReduceOp`` itself takes 2.5 µs, longer than the rest of the record.  The functions of
-    ``torch.distributed`` that take one hold it in a local variable ``op``, which is read in 0.2 µs.
+    Asking the boxed ``ReduceOp`` itself takes 2.5 to 4 µs, longer than all the rest of the record.  The functions of
+    ``torch.distributed`` that take one hold it in a local variable ``op``, which is read in 0.3 µs; and a DDP reducer uses the
+    same one for every launch of a bucket, so that it is asked once.
     """
 
     def __init__(self) -> None:
@@ -69,24 +92,34 @@ class ReduceNames:
         from torch.distributed import distributed_c10d as c10d
 
         kinds = [getattr(ReduceOp, name) for name in _REDUCE_OPS if hasattr(ReduceOp, name)]
-        self._by_kind = {kind: str(kind).rpartition(".")[2].lower() for kind in kinds}
-        self._by_number = {int(kind): name for kind, name in self._by_kind.items()}
-        functions = [getattr(c10d, name, None) for name in _REDUCING]
-        self._codes = frozenset(
-            _innermost(function).__code__ for function in functions if "op" in _innermost(function).__code__.co_varnames
-        )
+        names = [str(kind).rpartition(".")[2].lower() for kind in kinds]
+        # Each is one object that its class keeps for ever, so that its id names it; hashing it calls into pybind.
+        self._kinds = kinds
+        self._by_id = dict(zip(map(id, kinds), names, strict=True))
+        self._by_number = dict(zip(map(int, kinds), names, strict=True))
+        functions = (_innermost(getattr(c10d, name, None)) for name in _REDUCING)
+        self._codes = [function.__code__ for function in functions if "op" in function.__code__.co_varnames]
+        self._code_ids = frozenset(map(id, self._codes))  # a code object's hash takes longer than the whole look-up
+        self._by_bucket: dict[int, str] = {}
 
-    def name(self, boxed: Any, depth: int) -> str:
-        """The name (sum, avg, max, …) of a boxed ReduceOp of the call that is ``depth`` frames out."""
-        frame = _getframe(depth)
-        caller = frame.f_back
-        if caller is not None and caller.f_code in self._codes:
-            try:
-                return self._by_kind[caller.f_locals["op"]]
-            except (KeyError, TypeError):
-                pass  # a ReduceOp with a factor (premul_sum): ask the object
+    def name(self, boxed: Any, caller: FrameType | None, bucket: int) -> str:
+        """The name (sum, avg, max, …) of a boxed ReduceOp.
+
+        ``caller`` is the frame that called the operator; ``bucket`` the label of the bucket that the reducer launches, or 0.
+        """
+        if caller is not None and id(caller.f_code) in self._code_ids:
+            # An op with a factor (premul_sum) is another object: it is asked.
+            name = self._by_id.get(id(caller.f_locals["op"]))
+        else:
+            name = self._by_bucket.get(bucket)
+        return name or self._ask(boxed, bucket)
+
+    def _ask(self, boxed: Any, bucket: int) -> str:
         number = boxed.op()
-        return self._by_number.get(number, f"reduce op {number}")
+        name = self._by_number.get(number, f"reduce op {number}")
+        if bucket:
+            self._by_bucket[bucket] = name
+        return name
 
 
 _REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
@@ -106,19 +139,21 @@ def _no_function() -> None:
 def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
     """The kernel of one operator."""
     session, below = hook.session, hook.below
-    enter = make_recorder(hook, operator)
+    lowered, lower, raw = hook.lowered, hook.lower, hook.raw
+    record = make_recorder(hook, operator)
     leave = session.writer.left
     finish = completion.watcher(session, operator)
     redispatch = getattr(operator.overload._handle, "redispatch_boxed", None) or operator.overload.redispatch
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         try:
-            serial, group = enter(arguments)
+            serial, group = record(arguments, _getframe().f_back)
+            deeper = lowered.get(raw(keyset)) or lower(keyset)
         except Exception as error:  # noqa: BLE001 - the job comes first
             session.failed(PART, error)
             return redispatch(keyset & below, *arguments)
         try:
-            result = redispatch(keyset & below, *arguments)
+            result = redispatch(deeper, *arguments)
         except BaseException:
             session.writer.completed(serial, failed=True)
             raise
@@ -130,43 +165,57 @@ def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
     return kernel
 
 
-def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]], tuple[int, GroupEntry]]:
-    """The function that records that an operation of this kind is entered; returns its serial number and its group."""
+def make_recorder(
+    hook: Hook, operator: Operator
+) -> Callable[[tuple[Any, ...], FrameType | None], tuple[int, GroupEntry]]:
+    """The function that records that an operation of this kind is entered; returns its serial number and its group.
+
+    It is given the operator's arguments and the frame that called it (None: a thread without Python frames).
+    """
     session, unbox, groups = hook.session, hook.unbox, hook.groups._entries
-    find, here, thread = hook.groups.find, hook.sites.here, session.thread
+    find, site_at, thread = hook.groups.find, hook.sites.at, session.thread
     write = session.writer.operation
     signature = make_signature(hook, operator)
-    group_at, async_at = operator.group, operator.is_async
-    is_p2p = operator.kind is Kind.P2P
-    bucket_of = buckets.bucket_of if operator.name == "allreduce_" else buckets.hook_bucket_of
-    type_word = RecordType.OPERATION | (Flag.HAS_TAG if operator.tag is not None else 0)
+    place = make_place(operator)
+    group_at, async_at, tag_at = operator.group, operator.is_async, operator.tag
+    launched = buckets.launched if operator.name == "allreduce_" else buckets.never
+    type_word = RecordType.OPERATION | (Flag.HAS_TAG if tag_at is not None else 0)
 
-    def enter(arguments: tuple[Any, ...]) -> tuple[int, GroupEntry]:
+    def record(arguments: tuple[Any, ...], caller: FrameType | None) -> tuple[int, GroupEntry]:
         entered = _now()
         process_group = unbox(arguments[group_at])
         group = groups.get(process_group) or find(process_group)
-        if _exc_info()[1] is not None:
+        if _exception() is not None:
             exceptions.held_back(session)
-        call = signature(arguments)
-        peer, sequence = 0, 0
-        if is_p2p:
-            peer, sequence = _pair(operator, arguments, group)
-        else:
-            sequence = next(group.sequence)
-            if operator.root is not None:
-                peer = (group.global_rank(arguments[operator.root]) or 0) + 1
+        bucket = launched(arguments[0], caller) if buckets.active else 0
+        call = signature(arguments, caller, bucket)
+        peer, sequence = place(arguments, group)
         flags = type_word
         # An omitted async_op is True in every schema that has one.
         if async_at is None or len(arguments) <= async_at or arguments[async_at]:
             flags |= Flag.ASYNC
         if group.completes:
             flags |= Flag.COMPLETION_KNOWN
-        tag = arguments[operator.tag] if operator.tag is not None and len(arguments) > operator.tag else 0
-        bucket = bucket_of(arguments[0], group) if buckets.active else 0
-        site = here(3, session.backward_site)
+        tag = arguments[tag_at] if tag_at is not None and len(arguments) > tag_at else 0
+        if bucket:
+            # The reducer runs inside a backward, whose call site has just been found: the walk would find the same.
+            site = session.backward_site or site_at(caller)
+        else:
+            site = site_at(caller) or session.backward_site
+            bucket = buckets.hooked() if buckets.active else 0
         return write(flags, group.number, sequence, call, site, peer, tag, thread(), bucket, entered), group
 
-    return enter
+    return record
+
+
+def make_place(operator: Operator) -> Callable[[tuple[Any, ...], GroupEntry], tuple[int, int]]:
+    """The function that gives an operation's word for its root or peer (global rank + 1; 0: none) and its sequence number."""
+    if operator.kind is Kind.P2P:
+        return lambda arguments, group: _pair(operator, arguments, group)
+    root_at = operator.root
+    if root_at is None:
+        return lambda _arguments, group: (0, next(group.sequence))
+    return lambda arguments, group: ((group.global_rank(arguments[root_at]) or 0) + 1, next(group.sequence))
 
 
 def _pair(operator: Operator, arguments: tuple[Any, ...], group: GroupEntry) -> tuple[int, int]:
@@ -177,19 +226,22 @@ def _pair(operator: Operator, arguments: tuple[Any, ...], group: GroupEntry) -> 
     return other + 1, group.pair_sequence(*ends)
 
 
-def make_signature(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]], int]:
-    """The function that gives a call's number in the heap: its shapes, dtypes, reduce op and splits, interned."""
+def make_signature(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...], FrameType | None, int], int]:
+    """The function that gives a call's number in the heap: its shapes, dtypes, reduce op and splits, interned.
+
+    It is given the arguments, the frame that called the operator, and the bucket that DDP's reducer launches with it (0: none).
+    """
     known: dict[tuple[Any, ...], int] = {}
     inputs, outputs, reduce_at = operator.inputs, operator.outputs, operator.reduce_op
     splits = operator.in_splits is not None
     reduce_name = hook.reduce_names.name
     intern = hook.session.writer.intern
 
-    def signature(arguments: tuple[Any, ...]) -> int:
+    def signature(arguments: tuple[Any, ...], caller: FrameType | None, bucket: int) -> int:
         key = (
             _tensors(arguments[inputs]) if inputs is not None else (),
             _tensors(arguments[outputs]) if outputs is not None else (),
-            reduce_name(arguments[reduce_at], 4) if reduce_at is not None else None,
+            reduce_name(arguments[reduce_at], caller, bucket) if reduce_at is not None else None,
             _splits(operator, arguments) if splits else None,
         )
         number = known.get(key)
@@ -207,12 +259,11 @@ MAX_SIGNATURES = 50_000
 
 def _tensors(value: Any) -> tuple[Any, ...]:
     """Shapes and dtypes of a tensor, a list of tensors or a list of lists, flat: (shape, dtype, shape, dtype, …, left out)."""
-    if not isinstance(value, (list, tuple)):
+    if type(value) is not list:  # the dispatcher makes its lists itself: they are of no other type
         return (value.shape, value.dtype)
-    if len(value) == 1 and not isinstance(value[0], (list, tuple)):
-        tensor = value[0]
+    if len(value) == 1 and type(tensor := value[0]) is not list:
         return (tensor.shape, tensor.dtype)
-    flat = [tensor for item in value for tensor in item] if value and isinstance(value[0], (list, tuple)) else value
+    flat = [tensor for item in value for tensor in item] if value and type(value[0]) is list else value
     key: list[Any] = []
     for tensor in flat[:MAX_TENSORS]:
         key.append(tensor.shape)

@@ -37,6 +37,10 @@ class Sites:
             frame: FrameType | None = _getframe(depth)
         except ValueError:
             return fallback
+        return self.at(frame) or fallback
+
+    def at(self, frame: FrameType | None) -> int:
+        """Number of the call site of the stack that ends in ``frame``; 0 where no frame of the user is on it."""
         first = frame
         key: list[int] = []
         add = key.append
@@ -49,7 +53,7 @@ class Sites:
         found = self._known.get(tuple(key))
         if found is None:
             found = self._resolve(first, tuple(key))
-        return found[0] or fallback
+        return found[0]
 
     def _resolve(self, frame: FrameType | None, key: tuple[int, ...]) -> tuple[int, tuple[CodeType, ...]]:
         frames, codes = walk(frame)
