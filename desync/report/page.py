@@ -39,6 +39,11 @@ WIDEST = 100
 """Longest line of running text: longer ones are hard to read."""
 
 
+def joined(*parts: Text) -> Text:
+    """The parts as one Text, each with its own style (``+`` would give the first one's to all)."""
+    return Text("").join(parts)
+
+
 class Page:
     """Writes lines to a console; everything that comes from outside goes through :meth:`say`."""
 
@@ -72,14 +77,14 @@ class Page:
     def heading(self, title: str, aside: str = "") -> None:
         """The title of a section, after an empty line."""
         self.blank()
-        self.line(Text(title, "bold") + (Text("  ") + self.text(aside, "dim") if aside else Text("")))
+        self.line(joined(Text(title, "bold"), Text("  "), self.text(aside, "dim")))
 
     def line(self, text: Text, first: str = "", rest: str | None = None) -> None:
         """A paragraph, wrapped; ``first`` comes before its first line, ``rest`` (blanks if None) before the others."""
         indent = " " * len(first) if rest is None else rest
         for number, part in enumerate(text.wrap(self.console, self.measure - max(len(first), len(indent)))):
             part.rstrip()
-            self.console.print(Text(indent if number else first) + part, soft_wrap=True)
+            self.console.print(joined(Text(indent if number else first), part), soft_wrap=True)
 
     def bullets(self, lines: Sequence[str], most: int) -> None:
         """Foreign lines as a list, at most so many of them."""

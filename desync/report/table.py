@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from desync.report.model import Cell, CellState, Report, Window, WindowRow
-from desync.report.page import Page
+from desync.report.page import Page, joined
 from desync.report.text import rank_set, shapes
 
 MAX_ROWS = 12
@@ -187,20 +187,20 @@ def _bar(page: Page, column: _Column) -> Text:
 def _head(page: Page, columns: Sequence[_Column], side: int) -> None:
     depth = 3 if len({column.head[2] for column in columns} - {""}) > 1 else 2
     for number in range(depth):
-        line = Text("  " + ("rank" if number == 0 else "").ljust(side))
+        parts = [Text("  " + ("rank" if number == 0 else "").ljust(side))]
         for column in columns:
-            style = "bold" if column.at else "dim"
-            line += Text(GAP) + _bar(page, column) + _padded(Text(column.head[number], style), column.width)
-        page.raw(line)
+            head = Text(column.head[number], "bold" if column.at else "dim")
+            parts += [Text(GAP), _bar(page, column), _padded(head, column.width)]
+        page.raw(joined(*parts))
 
 
 def _row(page: Page, columns: Sequence[_Column], index: int, label: str, side: int, culprit: bool) -> None:
-    line = Text(f"{page.glyphs.culprit} " if culprit else "  ", style="bold red")
-    line += _padded(Text(label, style="bold red" if culprit else ""), side)
+    sign = page.glyphs.culprit if culprit else " "
+    parts = [_padded(Text(f"{sign} {label}", style="bold red" if culprit else ""), side + 2)]
     for column in columns:
-        line += Text(GAP) + _bar(page, column) + _padded(column.cells[index], column.width)
-    page.raw(line)
+        parts += [Text(GAP), _bar(page, column), _padded(column.cells[index], column.width)]
+    page.raw(joined(*parts))
 
 
 def _padded(text: Text, width: int) -> Text:
-    return text + Text(" " * (width - cell_len(text.plain)))
+    return joined(text, Text(" " * (width - cell_len(text.plain))))

@@ -11,7 +11,7 @@ from rich.text import Text
 from desync.model import Frame, RankState, Status
 from desync.report.frames import is_main, is_native, is_user, user_frames
 from desync.report.model import DivergenceEntry, FindingEntry, MergedStack, Place, RankEntry, Report, Role
-from desync.report.page import Page
+from desync.report.page import Page, joined
 from desync.report.table import most_telling, render_table
 from desync.report.text import SENTENCE, count, exit_phrase, place, rank_set, ranks_phrase, seconds
 
@@ -66,7 +66,7 @@ def _status(report: Report) -> Text:
 
 def _quiet(page: Page, report: Report) -> None:
     """A report without findings takes two or three lines."""
-    page.line(_status(report) + Text("  ") + page.text(report.verdict.summary, limit=SENTENCE))
+    page.line(joined(_status(report), Text("  "), page.text(report.verdict.summary, limit=SENTENCE)))
     if report.verdict.advice:
         page.line(page.text(report.verdict.advice, limit=SENTENCE), "  ")
     if report.job.world_size:
@@ -80,7 +80,7 @@ def _verdict(page: Page, report: Report) -> None:
     verdict = report.verdict
     who = ranks_phrase(verdict.culprit_ranks) if verdict.culprit_ranks else ""
     rest = page.join(verdict.cause.value, who, verdict.certainty.value)
-    page.line(_status(report) + Text(f" {page.glyphs.dot} {rest}", style="bold"))
+    page.line(joined(_status(report), Text(f" {page.glyphs.dot} {rest}", style="bold")))
     page.blank()
     page.line(page.text(verdict.summary, limit=SENTENCE))
 
@@ -115,10 +115,9 @@ def _place(page: Page, report: Report, item: Place, root: str) -> Text:
     one = len(item.ranks) == 1
     process = _process(report, item.ranks[0]) if one and _is_culprit(report, item) else ""
     doing = page.text(f"{ranks_phrase(item.ranks)}{process} {_doing(report, item)} at")
-    text = Text(" ").join([doing, page.text(place(item.frame, root), "bold")])
-    if item.callers and item.callers[0].file != item.frame.file:
-        text += Text(", from ") + page.text(place(item.callers[0], root))
-    return text
+    caller = item.callers[0] if item.callers and item.callers[0].file != item.frame.file else None
+    origin = page.text(f", from {place(caller, root)}" if caller else "")
+    return joined(doing, Text(" "), page.text(place(item.frame, root), "bold"), origin)
 
 
 def _doing(report: Report, item: Place) -> str:
@@ -153,9 +152,10 @@ def _group(divergence: DivergenceEntry) -> str:
 
 
 def _operation(page: Page, divergence: DivergenceEntry) -> Text:
-    text = page.text(f"{divergence.op} {divergence.seq}", "bold", 60)
-    text += Text(" of ") + page.text(f"{_group(divergence)}, {ranks_phrase(divergence.group_ranks)}", limit=160)
-    return text + Text("; ") + page.text(divergence.bucket, limit=160) if divergence.bucket else text
+    name = page.text(f"{divergence.op} {divergence.seq}", "bold", 60)
+    group = page.text(f"{_group(divergence)}, {ranks_phrase(divergence.group_ranks)}", limit=160)
+    bucket = [Text("; "), page.text(divergence.bucket, limit=160)] if divergence.bucket else []
+    return joined(name, Text(" of "), group, *bucket)
 
 
 def _window(page: Page, report: Report) -> None:
@@ -218,8 +218,8 @@ def _also(page: Page, findings: Sequence[FindingEntry]) -> None:
     for number, finding in enumerate(findings[:MAX_FINDINGS], start=2):
         who = ranks_phrase(finding.culprit_ranks) if finding.culprit_ranks else ""
         head = page.join(finding.cause.value, who, finding.certainty.value)
-        text = Text(f"{head}. ", "bold") + page.text(finding.summary, limit=SENTENCE) + _link(finding)
-        page.line(text, f"  {number}. ")
+        summary = page.text(finding.summary, limit=SENTENCE)
+        page.line(joined(Text(f"{head}. ", "bold"), summary, _link(finding)), f"  {number}. ")
         if finding.follows_from is None and finding.advice:
             page.line(page.text(finding.advice, limit=SENTENCE), "     ")
     page.rest(len(findings) - MAX_FINDINGS)
@@ -272,7 +272,7 @@ def _exceptions(page: Page, report: Report) -> None:
             said = ": ".join(filter(None, [entry.exception.type, entry.exception.message]))
             same.setdefault(page.say(said, 240), []).append(entry.rank)
     for said, members in list(same.items())[:MAX_EXCEPTIONS]:
-        page.line(Text(f"{ranks_phrase(members)}: ") + Text(said, "red"), "  ", "    ")
+        page.line(joined(Text(f"{ranks_phrase(members)}: "), Text(said, "red")), "  ", "    ")
 
 
 def _job(page: Page, report: Report) -> str:

@@ -73,6 +73,8 @@ def test_colour_can_be_turned_off_and_changes_no_text(monkeypatch: pytest.Monkey
     assert isinstance(coloured.file, io.StringIO)
     assert "\x1b[31m" not in plain.file.getvalue()
     assert "31m" in coloured.file.getvalue()
+    assert "\x1b[1mall_reduce 17\x1b[0m of default_pg" in coloured.file.getvalue()
+    assert re.search(r"\n  0-1,3  +\x1b\[32m✓\x1b", coloured.file.getvalue())
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured.file.getvalue()) == shown(report)
 
 
