@@ -1,0 +1,56 @@
+"""What to change, for each cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from desync.model import Cause
+
+ADVICE: Mapping[Cause, str] = {
+    Cause.UNEVEN_INPUTS: (
+        "Give every rank the same number of batches: DistributedSampler with drop_last=True (or padding), or agree on the "
+        "smallest number; where lengths must differ, wrap the loop in torch.distributed.algorithms.Join."
+    ),
+    Cause.LEFT_LOOP_EARLY: (
+        "Let all ranks leave the loop together: decide on one rank and broadcast the decision, or all_reduce the value that "
+        "decides, before anybody breaks."
+    ),
+    Cause.RANK_ONLY_COLLECTIVE: (
+        "Call it on all ranks of the group (move it out of the branch), or use no collective there."
+    ),
+    Cause.SKIPPED_COLLECTIVE: (
+        "Make the skip collective: let all ranks decide together before one leaves a step's collectives out "
+        "(continue, a caught error, no_sync, one microbatch less)."
+    ),
+    Cause.UNUSED_PARAMETERS: (
+        "Pass find_unused_parameters=True to DistributedDataParallel, or use the parameters on every rank (add them to the "
+        "loss with weight zero)."
+    ),
+    Cause.OUT_OF_MEMORY: (
+        "Make that rank need less memory (smaller batch, shorter sequences), and do not swallow the error on one rank only."
+    ),
+    Cause.EXCEPTION: "Fix the exception; the other ranks only waited for this one.",
+    Cause.KILLED: (
+        "Look for who sent the signal: the kernel for lack of memory (dmesg, the cgroup's memory.events), the scheduler, "
+        "or a person."
+    ),
+    Cause.EXITED_EARLY: "See why it ended: what it returned from or called exit in, and let all ranks end at the same point.",
+    Cause.ARGUMENT_MISMATCH: "Make the differing argument equal on all ranks before the call.",
+    Cause.ORDER_MISMATCH: "Call the operations in one order on all ranks (sort the keys that are looped over).",
+    Cause.GROUP_ORDER_CYCLE: "Use the groups in one order on all ranks, and one group for each thread.",
+    Cause.GROUP_CREATION: "Create all groups on all ranks, in one order, also on ranks that are no members.",
+    Cause.P2P_MISMATCH: "Pair each send with its recv; post both sides at once with batch_isend_irecv.",
+    Cause.STALLED_RANK: "Look at its stack below: what it waits for outside torch.distributed is what holds the job.",
+    Cause.SLOW_RANK: "Balance the work between the ranks, or raise the timeout of init_process_group if this is expected.",
+    Cause.COMMUNICATION_STALLED: (
+        "All ranks agree, so look below torch: the network, the GPU, NCCL's lines in the run directory (nccl-*.log)."
+    ),
+    Cause.RENDEZVOUS: "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and world size.",
+    Cause.TEARDOWN: "Call destroy_process_group() on all ranks before they end.",
+    Cause.UNKNOWN: "Run it under desync watch from the start, with a larger --hang-after, to see more.",
+}
+
+
+def advice(cause: Cause) -> str:
+    """What to change."""
+    return ADVICE.get(cause, "")

@@ -1,0 +1,80 @@
+"""A mismatch without a majority: two ranks, or an even split.
+
+Either side may be the one at fault.  Its own past can decide: a side that does at this line what it always did is not the one
+that changed, and a side whose marks explain it (data ended, loop left) is the one.  Where nothing decides, both readings are
+given and nobody is blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from desync.diagnosis.advice import advice
+from desync.diagnosis.causes import same_call, side_causes
+from desync.diagnosis.compare import differences, key
+from desync.diagnosis.frontier import Parting, divergence
+from desync.diagnosis.suspect import Suspect
+from desync.diagnosis.words import called, named, place
+from desync.model import Call, Cause, Certainty, Finding, Status
+
+
+def decide(parting: Parting, suspects_of: Callable[[tuple[int, ...]], list[Suspect]]) -> tuple[int, ...]:
+    """The side that is at fault as far as that can be told; empty if it cannot."""
+    sides = [(cluster, suspects_of(cluster)) for cluster in parting.clusters]
+    explained = [cluster for cluster, suspects in sides if all(side_causes(suspect) for suspect in suspects)]
+    if len(explained) == 1:
+        return explained[0]
+    if explained:
+        return ()
+    changed = [cluster for cluster, suspects in sides if all(_changed(suspect) for suspect in suspects)]
+    return changed[0] if len(changed) == 1 else ()
+
+
+def _changed(suspect: Suspect) -> bool:
+    """Whether the suspect does something else at this line than it did there before."""
+    own = suspect.own
+    if own is None or not same_call(suspect):
+        return False
+    before = _previous(suspect, own.call)
+    return before is not None and key(before) != key(own.call)
+
+
+def _previous(suspect: Suspect, call: Call) -> Call | None:
+    table = suspect.trace.operations
+    assert suspect.own is not None  # noqa: S101 - the caller has looked
+    for index in range(suspect.own.index - 1, -1, -1):
+        earlier = table.calls[table.call[index]]
+        if earlier.op == call.op and earlier.site == call.site and earlier.bucket == call.bucket:
+            return earlier
+    return None
+
+
+def both_readings(parting: Parting, status: Status) -> Finding:
+    """The finding that names what differs and blames nobody."""
+    operations = [operation for cluster in parting.clusters if (operation := parting.operation(cluster[0])) is not None]
+    one, other = operations[0], operations[1]
+    same = one.call.op == other.call.op
+    fields = differences({one.rank: one.call, other.rank: other.call}) if same else ()
+    readings = [
+        f"{named(cluster)} called {called(operation)} at {place(operation.call.site)}"
+        for cluster, operation in zip(parting.clusters, operations, strict=True)
+    ]
+    differing = "; ".join(
+        f"{field.field} {field.by_rank[one.rank]} on {named([one.rank])}, {field.by_rank[other.rank]} on {named([other.rank])}"
+        for field in fields
+    )
+    cause = Cause.ARGUMENT_MISMATCH if fields else Cause.RANK_ONLY_COLLECTIVE
+    return Finding(
+        status=status,
+        cause=cause,
+        certainty=Certainty.PROVEN if fields else Certainty.POSSIBLE,
+        culprit_ranks=(),
+        summary=f"{' while '.join(readings)}{': ' + differing if differing else ''}; no majority says which of them is wrong.",
+        advice=advice(cause),
+        evidence=(
+            f"reading one: {named(parting.clusters[0])} should not have called {one.call.op} there",
+            f"reading two: {named(parting.clusters[1])} should not have called {other.call.op} there",
+        ),
+        time=parting.time,
+        divergence=divergence(parting),
+    )

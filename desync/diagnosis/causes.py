@@ -1,0 +1,294 @@
+"""Why a rank did not do what the others did: one small function for each cause, asked in the order of :data:`CAUSES`.
+
+Each gets a :class:`Suspect` and returns an :class:`Explanation` or None; none changes anything.  The order goes from what
+the rank itself says (it raised, it was killed) over what its marks show to what only the order of calls suggests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from desync.diagnosis.compare import differences
+from desync.diagnosis.endings import Manner
+from desync.diagnosis.ends import explain_end
+from desync.diagnosis.progress import no_sync_forwards, pending_fetch, uneven_pass
+from desync.diagnosis.suspect import Explanation, Suspect
+from desync.diagnosis.words import called, counted, named, place, seconds
+from desync.model import Cause, Certainty, Frame, Motion
+
+Explain = Callable[[Suspect], Explanation | None]
+
+
+def own_end(suspect: Suspect) -> Explanation | None:
+    """Its end explains itself: an exception, memory, a signal."""
+    return explain_end(suspect.ending) if suspect.ending is not None else None
+
+
+def unused_parameters(suspect: Suspect) -> Explanation | None:
+    """DDP waits for gradients that its loss never touched: its backward ended without the bucket."""
+    if not _backward_without_bucket(suspect):
+        return None
+    bucket = suspect.theirs.call.bucket
+    return Explanation(
+        Cause.UNUSED_PARAMETERS,
+        Certainty.PROVEN if suspect.own is not None or suspect.gone else Certainty.LIKELY,
+        f"finished its backward {suspect.at.backwards} without a gradient for {bucket}",
+        evidence=(
+            f"{named([suspect.rank])}: backward {suspect.at.backwards} has ended, {bucket} was never launched",
+            f"{named([suspect.witness.rank])}: in backward {suspect.witness_at.backwards}, has launched it",
+        ),
+        time=suspect.last_backward.left if suspect.last_backward is not None else None,
+    )
+
+
+def _backward_without_bucket(suspect: Suspect) -> bool:
+    bucket, backward, forward = suspect.theirs.call.bucket, suspect.last_backward, suspect.last_forward
+    if bucket is None or backward is None or backward.left is None or forward is None or forward.value != "sync":
+        return False
+    if suspect.own is not None and suspect.own.call.bucket is not None:
+        return False
+    return suspect.at.backwards == suspect.witness_at.backwards
+
+
+def uneven_inputs(suspect: Suspect) -> Explanation | None:
+    """Its data ended before the others'."""
+    number = uneven_pass(suspect.at, suspect.witness_at)
+    if number is None:
+        return None
+    own, theirs = suspect.at.passes[number], suspect.witness_at.in_pass(number)
+    which = "" if number == 0 and len(suspect.at.passes) == 1 else f" in pass {number + 1} over its data"
+    return Explanation(
+        Cause.UNEVEN_INPUTS,
+        _unless_it_comes(suspect),
+        f"ran out of data after {counted(own, 'batch')}{which}",
+        evidence=(
+            f"{named([suspect.rank])}: loader exhausted after {counted(own, 'batch')}{which}",
+            f"{named([suspect.witness.rank])}: at batch {theirs}",
+        ),
+    )
+
+
+def left_loop_early(suspect: Suspect) -> Explanation | None:
+    """It left the loop though it still had data."""
+    at, there = suspect.at, suspect.witness_at
+    behind = at.backwards < there.backwards or (at.backwards == there.backwards and at.batches < there.batches)
+    if not behind or at.loader_exhausted or not _left_the_loop(suspect):
+        return None
+    where = f", and is now at {place(suspect.own.call.site)}" if suspect.own is not None else ""
+    steps = at.backwards or at.batches
+    return Explanation(
+        Cause.LEFT_LOOP_EARLY,
+        _unless_it_comes(suspect),
+        f"left its loop after {counted(steps, 'step' if at.backwards else 'batch')}{where}",
+        evidence=(
+            f"{named([suspect.rank])}: {counted(at.backwards, 'backward')}, {counted(at.batches, 'batch')}, and had more data",
+            f"{named([suspect.witness.rank])}: {counted(there.backwards, 'backward')}, {counted(there.batches, 'batch')}",
+        ),
+    )
+
+
+def _left_the_loop(suspect: Suspect) -> bool:
+    """Whether it is now in code behind the loop: at a line where it had never been, or through to the end."""
+    site = suspect.theirs.call.site
+    looped = site is not None and site in suspect.sites(suspect.rank)
+    if suspect.own is None:
+        return suspect.gone and suspect.tidied_up and looped
+    own = suspect.own.call.site
+    rows = suspect.trace.operations.rows(suspect.rank)
+    earlier = any(row.call.site == own for row in rows if row.index < suspect.own.index)
+    return own is not None and own != site and not earlier and looped
+
+
+def skipped_collective(suspect: Suspect) -> Explanation | None:
+    """It left out what the others did there, and is at something that they do as well."""
+    no_sync = _more_no_sync(suspect)
+    if no_sync is not None:
+        return no_sync
+    if suspect.own is None or same_call(suspect):
+        return None
+    own, theirs = suspect.own.call.site, suspect.theirs.call.site
+    if own is None or theirs is None or own not in suspect.sites(suspect.witness.rank):
+        return None
+    return Explanation(
+        Cause.SKIPPED_COLLECTIVE,
+        Certainty.PROVEN,
+        f"left out {called(suspect.theirs)} of {place(theirs)} and went on to {suspect.own.call.op} at {place(own)}",
+        evidence=(f"{named([suspect.witness.rank])} also comes to {place(own)}; {named([suspect.rank])} came there too early",),
+    )
+
+
+def _more_no_sync(suspect: Suspect) -> Explanation | None:
+    own = no_sync_forwards(suspect.trace, suspect.own)
+    theirs = no_sync_forwards(suspect.witness, suspect.theirs)
+    if own <= theirs or suspect.theirs.call.bucket is None:
+        return None
+    return Explanation(
+        Cause.SKIPPED_COLLECTIVE,
+        _unless_it_comes(suspect),
+        f"ran {counted(own - theirs, 'forward')} more under no_sync() than the others, whose gradients it never reduced",
+        evidence=(f"forwards under no_sync: {own} on {named([suspect.rank])}, {theirs} on {named([suspect.witness.rank])}",),
+    )
+
+
+def rank_only_collective(suspect: Suspect) -> Explanation | None:
+    """It makes a call that the others do not make."""
+    if suspect.own is None or same_call(suspect):
+        return None
+    own = suspect.own.call
+    return Explanation(
+        Cause.RANK_ONLY_COLLECTIVE,
+        Certainty.PROVEN,
+        f"called {called(suspect.own)} at {place(own.site)}, which the others did not call",
+        evidence=(f"{named(suspect.waiting)} called {called(suspect.theirs)} at {place(suspect.theirs.call.site)} instead",),
+    )
+
+
+def argument_mismatch(suspect: Suspect) -> Explanation | None:
+    """It made the same call with other arguments."""
+    if suspect.own is None or suspect.own.call.op != suspect.theirs.call.op:
+        return None
+    fields = differences({suspect.rank: suspect.own.call, suspect.witness.rank: suspect.theirs.call})
+    if not fields:
+        return None
+    words = [f"{field.field} {field.by_rank[suspect.rank]} (others: {field.by_rank[suspect.witness.rank]})" for field in fields]
+    return Explanation(
+        Cause.ARGUMENT_MISMATCH,
+        Certainty.PROVEN,
+        f"called {suspect.own.call.op} #{suspect.own.seq} with {', '.join(words)}",
+        evidence=tuple(
+            f"{field.field}: {field.by_rank[suspect.rank]} on {named([suspect.rank])}, "
+            f"{field.by_rank[suspect.witness.rank]} on {named([suspect.witness.rank])}"
+            for field in fields
+        ),
+    )
+
+
+def same_call_other_arguments(suspect: Suspect) -> Explanation | None:
+    """The same call of the same line (or bucket) with other arguments: that is no other call."""
+    return argument_mismatch(suspect) if same_call(suspect) else None
+
+
+def same_call(suspect: Suspect) -> bool:
+    """Whether suspect and witness are at the same call: same operation, same bucket, same line."""
+    own, theirs = suspect.own, suspect.theirs
+    if own is None or own.call.op != theirs.call.op or own.call.bucket != theirs.call.bucket:
+        return False
+    return own.call.site == theirs.call.site or _same_line(suspect)
+
+
+def _same_line(suspect: Suspect) -> bool:
+    own = suspect.own.call.site if suspect.own is not None else None
+    theirs = suspect.theirs.call.site
+    return own is not None and theirs is not None and own.innermost == theirs.innermost
+
+
+def exited_early(suspect: Suspect) -> Explanation | None:
+    """It ended of its own will while the others go on."""
+    ending = suspect.ending
+    if ending is None or ending.manner is not Manner.EXITED:
+        return None
+    status = f" with status {ending.code}" if ending.code is not None else ""
+    return Explanation(
+        Cause.EXITED_EARLY,
+        Certainty.PROVEN,
+        f"exited{status} while the others went on",
+        evidence=(f"{named([suspect.rank])}: exit recorded after {counted(suspect.at.steps, 'step')}",),
+        time=ending.time,
+    )
+
+
+def slow_rank(suspect: Suspect) -> Explanation | None:
+    """It is late and still moves."""
+    activity = suspect.activity
+    if not suspect.can_come or activity is None or activity.motion is not Motion.MOVING or not waited_long(suspect):
+        return None
+    return Explanation(
+        Cause.SLOW_RANK,
+        Certainty.LIKELY,
+        f"is late but still at work ({_doing(suspect)})",
+        evidence=(_motion(suspect),),
+    )
+
+
+def stalled_rank(suspect: Suspect) -> Explanation | None:
+    """It is alive, in no collective, and frozen."""
+    if not suspect.can_come or not is_frozen(suspect):
+        return None
+    what = f"is stuck outside any collective ({_doing(suspect)})"
+    return Explanation(Cause.STALLED_RANK, Certainty.LIKELY, what, evidence=(_motion(suspect),))
+
+
+def is_frozen(suspect: Suspect) -> bool:
+    """Whether it has stood still for as long as the user grants."""
+    activity, now = suspect.activity, suspect.evidence.observed_at
+    if activity is None or activity.motion is not Motion.FROZEN or activity.since is None or now is None:
+        return False
+    return now - activity.since >= suspect.evidence.hang_after_ns
+
+
+def waited_long(suspect: Suspect) -> bool:
+    """Whether the others have waited for as long as the user grants."""
+    came, now = suspect.parting.time, suspect.evidence.observed_at
+    return came is not None and now is not None and now - came >= suspect.evidence.hang_after_ns
+
+
+def _unless_it_comes(suspect: Suspect) -> Certainty:
+    """Proven where it cannot come any more, likely where it still could."""
+    return Certainty.LIKELY if suspect.can_come else Certainty.PROVEN
+
+
+def _doing(suspect: Suspect) -> str:
+    fetch = pending_fetch(suspect.trace)
+    if fetch is not None:
+        return f"waits for batch {fetch.value} of its data loader"
+    for stacks in suspect.evidence.stacks:
+        if stacks.rank == suspect.rank:
+            for stack in stacks.threads:
+                if stack.thread.startswith("Main") and stack.frames:
+                    frame = user_frame(stack.frames)
+                    return f"in {frame.function}, {frame.file.rpartition('/')[2]}:{frame.line}"
+    last = suspect.at.last
+    return f"after its last {last.kind.value}" if last is not None else "nothing more is known"
+
+
+def _motion(suspect: Suspect) -> str:
+    activity = suspect.activity
+    if activity is None:
+        return f"{named([suspect.rank])}: not sampled"
+    parts = [activity.motion.value]
+    if activity.process_state:
+        parts.append(activity.process_state)
+    if activity.cpu_s is not None:
+        parts.append(f"{activity.cpu_s:.1f} s of CPU")
+    if activity.since is not None and suspect.evidence.observed_at is not None:
+        parts.append(f"for {seconds(suspect.evidence.observed_at - activity.since)}")
+    return f"process of {named([suspect.rank])}: {', '.join(parts)}"
+
+
+def user_frame(frames: tuple[Frame, ...]) -> Frame:
+    """The innermost frame outside installed packages and the standard library; the innermost of all if there is none."""
+    machinery = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
+    own = (frame for frame in frames if frame.file.endswith(".py") and not any(part in frame.file for part in machinery))
+    return next(own, frames[0])
+
+
+CAUSES: tuple[Explain, ...] = (
+    own_end,
+    unused_parameters,
+    uneven_inputs,
+    same_call_other_arguments,
+    left_loop_early,
+    skipped_collective,
+    rank_only_collective,
+    argument_mismatch,
+    exited_early,
+    stalled_rank,
+    slow_rank,
+)
+
+_SIDE = (own_end, unused_parameters, uneven_inputs, left_loop_early, skipped_collective)
+
+
+def side_causes(suspect: Suspect) -> bool:
+    """Whether the suspect's own marks, end or earlier calls show that it is the one at fault, without any majority."""
+    return any(cause(suspect) is not None for cause in _SIDE)

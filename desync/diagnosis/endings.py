@@ -1,0 +1,140 @@
+"""How ranks ended, and which of these ends only follow from another's.
+
+When one rank of a job dies, its peers get errors of communication, and the launcher kills the rest: those are victims whatever
+they print.  The first failure that a launcher reports is evidence, not truth; what counts is what the ranks recorded.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass
+
+from desync.model import Evidence, Failure, Mark, MarkKind, Trace
+
+
+class Manner(enum.Enum):
+    """How a rank ended."""
+
+    RAISED = "raised"
+    """An exception that nobody caught."""
+    HOLDING = "holding"
+    """It raised and has not ended: a ``finally`` or ``except`` block is at work."""
+    EXITED = "exited"
+    """It left of its own will, without an exception that is known."""
+    KILLED = "killed"
+    """A signal, or it vanished without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of one rank."""
+
+    rank: int
+    manner: Manner
+    time: int | None
+    failure: Mark | None = None
+    signal: int | None = None
+    code: int | None = None
+    victim: bool = False
+    """It is the kind of end that another rank's end or absence causes: an error of communication, the launcher's signal."""
+
+    @property
+    def error(self) -> Failure | None:
+        """The exception."""
+        return self.failure.failure if self.failure is not None else None
+
+
+def endings(evidence: Evidence) -> dict[int, Ending]:
+    """The end of every rank that has ended or raised."""
+    found = {}
+    for trace in evidence.traces:
+        ending = _ending(trace)
+        if ending is not None:
+            found[trace.rank] = ending
+    return found
+
+
+def _ending(trace: Trace) -> Ending | None:
+    uncaught = _last_failure(trace, uncaught=True)
+    if uncaught is not None and uncaught.failure is not None:
+        victim = is_communication_error(uncaught.failure)
+        return Ending(trace.rank, Manner.RAISED, uncaught.time, uncaught, code=_code(trace), victim=victim)
+    held = _last_failure(trace, uncaught=False)
+    if trace.exit is None:
+        if held is not None and held.failure is not None and _still_held(trace, held):
+            return Ending(trace.rank, Manner.HOLDING, held.time, held, victim=is_communication_error(held.failure))
+        return None
+    return _gone(trace, held)
+
+
+def _gone(trace: Trace, held: Mark | None) -> Ending:
+    assert trace.exit is not None  # noqa: S101 - the caller has looked
+    code, number = trace.exit.code, trace.exit.signal
+    if trace.exit.announced:
+        if held is not None and held.failure is not None and code not in (0, None):
+            # An exception turned into an exit status by the program, mp.spawn for one.
+            return Ending(trace.rank, Manner.RAISED, held.time, held, code=code, victim=is_communication_error(held.failure))
+        return Ending(trace.rank, Manner.EXITED, trace.exit.time, code=code, signal=number)
+    if number is None and code is not None:
+        return Ending(trace.rank, Manner.EXITED, trace.exit.time, code=code)
+    return Ending(trace.rank, Manner.KILLED, trace.exit.time, signal=number, code=code, victim=number == signal.SIGTERM)
+
+
+def _code(trace: Trace) -> int | None:
+    return trace.exit.code if trace.exit is not None else None
+
+
+def _last_failure(trace: Trace, uncaught: bool) -> Mark | None:
+    marks = [mark for mark in trace.marks if mark.kind is MarkKind.EXCEPTION and mark.failure is not None]
+    return next((mark for mark in reversed(marks) if mark.failure is not None and mark.failure.uncaught is uncaught), None)
+
+
+def _still_held(trace: Trace, held: Mark) -> bool:
+    """Whether the rank has made no progress since: an exception that was dealt with is no end."""
+    progress = (MarkKind.FETCH, MarkKind.FORWARD, MarkKind.BACKWARD, MarkKind.STEP, MarkKind.EXHAUSTED)
+    return not any(mark.kind in progress and mark.time > held.time for mark in trace.marks)
+
+
+def first(found: dict[int, Ending]) -> Ending | None:
+    """The first end that is nobody's consequence: an exception, a kill, or an exit with a status."""
+    faults = [ending for ending in found.values() if not ending.victim and _is_fault(ending)]
+    return min(faults, key=lambda ending: (ending.time or 0, ending.rank), default=None)
+
+
+def _is_fault(ending: Ending) -> bool:
+    if ending.manner is Manner.EXITED:
+        return ending.code not in (0, None)
+    return True
+
+
+def is_communication_error(failure: Failure) -> bool:
+    """Whether an exception says that a peer or the network failed, or that a time-out passed: others were at fault.
+
+    The words are those of gloo, NCCL and c10d as torch 2.4 to 2.14 raise them.
+    """
+    text = failure.message
+    if failure.type.rpartition(".")[2] in _COMMUNICATION_TYPES:
+        return "unhandled cuda error" not in text.lower()
+    return any(words in text for words in _COMMUNICATION_WORDS)
+
+
+_COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+_COMMUNICATION_WORDS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "gloo/transport",
+    "Application timeout caused pair closure",
+    "Timed out waiting",
+    "timed out after",
+    "timeout waiting",
+    "Watchdog caught collective operation timeout",
+    "NCCL communicator was aborted",
+    "remote process exited or there was a network error",
+    "failed to pass monitoredBarrier",
+    "Socket Timeout",
+    "wait timeout after",
+    "Socket closed",
+)

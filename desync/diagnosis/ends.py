@@ -1,0 +1,87 @@
+"""Causes that a rank's own end shows, whoever waited for it: it raised, ran out of memory, or was killed."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+
+from desync.diagnosis.endings import Ending, Manner
+from desync.diagnosis.suspect import Explanation
+from desync.diagnosis.words import named, place, raised
+from desync.model import Cause, Certainty, Failure
+
+_UNUSED = "Expected to have finished reduction in the prior iteration"
+
+
+def out_of_memory(ending: Ending) -> Explanation | None:
+    """It ran out of memory, and raised."""
+    failure = ending.error
+    if failure is None or not failure.out_of_memory:
+        return None
+    return _because_it_raised(Cause.OUT_OF_MEMORY, ending, f"ran out of memory: {raised(failure)}")
+
+
+def unused_parameters(ending: Ending) -> Explanation | None:
+    """DDP itself says, at the next forward, that some parameters got no gradient."""
+    failure = ending.error
+    if failure is None or _UNUSED not in failure.message:
+        return None
+    names = unused_names(failure)
+    return _because_it_raised(
+        Cause.UNUSED_PARAMETERS, ending, f"left parameters without gradient{': ' + names if names else ''}"
+    )
+
+
+def unused_names(failure: Failure) -> str:
+    """The parameters that DDP's error names; empty if it gives only their numbers."""
+    for found in re.finditer(r"did not receive grad for rank \d+: ([^\n]{1,400})", failure.message):
+        if not found.group(1)[:1].isdigit():
+            return found.group(1).strip()
+    return ""
+
+
+def exception(ending: Ending) -> Explanation | None:
+    """It raised, and ended or sits in a ``finally`` block."""
+    failure = ending.error
+    if failure is None:
+        return None
+    still = " and is still handling it" if ending.manner is Manner.HOLDING else ""
+    return _because_it_raised(Cause.EXCEPTION, ending, f"raised {raised(failure)}{still}")
+
+
+def _because_it_raised(cause: Cause, ending: Ending, what: str) -> Explanation:
+    where = (f"{named([ending.rank])} raised at {place(ending.failure.site)}",) if ending.failure is not None else ()
+    return Explanation(cause, Certainty.PROVEN, what, evidence=where, time=ending.time)
+
+
+def killed(ending: Ending) -> Explanation | None:
+    """A signal ended it, or it vanished without a word."""
+    if ending.manner is not Manner.KILLED:
+        return None
+    by = f"was ended by {signal_name(ending.signal)}" if ending.signal else "vanished without raising or exiting"
+    return Explanation(
+        Cause.KILLED,
+        Certainty.PROVEN,
+        by,
+        evidence=(f"{named([ending.rank])}: no exception and no exit was recorded, and its process is gone",),
+        time=ending.time,
+    )
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; "signal 99" where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+ENDS: tuple[Callable[[Ending], Explanation | None], ...] = (out_of_memory, unused_parameters, exception, killed)
+
+
+def explain_end(ending: Ending) -> Explanation | None:
+    """The first of these causes that fits; None for a plain exit and for a victim of others."""
+    if ending.victim:
+        return None
+    return next((explanation for cause in ENDS if (explanation := cause(ending)) is not None), None)

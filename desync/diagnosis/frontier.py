@@ -1,0 +1,177 @@
+"""Where the ranks of each group part: the first operation that they do not do together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from desync.diagnosis.board import Board, GroupBoard, Lane, first_difference
+from desync.model import AtDivergence, Call, Divergence, Group, Operation, OperationState
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The ranks of one group at the first operation at which they part.
+
+    ``clusters`` are the ranks that entered it, by what they called there, the largest first; more than one is a mismatch.
+    ``absent`` have not come that far.  A parting without mismatch and with nobody pending is no fault: nobody waits.
+    """
+
+    board: GroupBoard
+    seq: int
+    clusters: tuple[tuple[int, ...], ...]
+    absent: tuple[int, ...]
+    pending: tuple[int, ...]
+    """Those of the ranks that came whose operation is not known to be over."""
+    failed: tuple[int, ...]
+    """Those for which it ended with an error."""
+
+    @property
+    def group(self) -> Group:
+        """The group."""
+        return self.board.group
+
+    @property
+    def mismatch(self) -> bool:
+        """Whether ranks called different things."""
+        return len(self.clusters) > 1
+
+    @property
+    def came(self) -> tuple[int, ...]:
+        """All ranks that entered some operation there."""
+        return tuple(sorted(rank for cluster in self.clusters for rank in cluster))
+
+    @property
+    def waits(self) -> bool:
+        """Whether anybody is held up here (or was, until an error ended it)."""
+        return bool(self.pending or self.failed)
+
+    def operation(self, rank: int) -> Operation | None:
+        """What a rank called there."""
+        return self.board.lanes[rank].at(self.seq) if rank in self.board.lanes else None
+
+    def calls(self) -> dict[int, Call]:
+        """What each rank that came called."""
+        found = {rank: self.operation(rank) for rank in self.came}
+        return {rank: operation.call for rank, operation in found.items() if operation is not None}
+
+    @property
+    def time(self) -> int | None:
+        """When the last rank that came had come."""
+        times = [operation.entered for rank in self.came if (operation := self.operation(rank)) and operation.entered]
+        return max(times, default=None)
+
+    def odd(self) -> tuple[int, ...] | None:
+        """The ranks in the minority; None where no majority can be had (two ranks, an even split)."""
+        if not self.mismatch or len(self.clusters[0]) <= len(self.clusters[1]):
+            return None
+        return tuple(sorted(rank for cluster in self.clusters[1:] for rank in cluster))
+
+
+def part(group: GroupBoard) -> Parting | None:
+    """Where the ranks of a group part; None if they are all at the same point, or too little is known to compare them."""
+    lanes = list(group.lanes.values())
+    if len(lanes) < 2 and not group.unseen:
+        return None
+    mismatch = _first_mismatch(lanes)
+    ends = {lane.rank: lane.last for lane in lanes}
+    shortest, longest = min(ends.values()), max(ends.values())
+    if mismatch is None:
+        # Ranks that are all at the same point still part from one that was never seen, if there is one.
+        seq = shortest + 1 if longest > shortest else shortest
+        if longest == shortest and (not group.unseen or longest < 1):
+            return None
+    else:
+        # Someone may not have come as far as the others' first mismatch: he is behind, not mismatched.
+        seq = mismatch
+    return _parting(group, lanes, seq)
+
+
+def together(group: GroupBoard) -> Parting | None:
+    """The operation in which all ranks of a group are and which is not over for some of them; None if there is none."""
+    lanes = list(group.lanes.values())
+    if not lanes or group.unseen or part(group) is not None:
+        return None
+    here = _parting(group, lanes, lanes[0].last)
+    return here if here.pending else None
+
+
+def _first_mismatch(lanes: list[Lane]) -> int | None:
+    reference = max(lanes, key=lambda lane: (len(lane.rows), -lane.rank), default=None)
+    if reference is None:
+        return None
+    found = [seq for lane in lanes if lane is not reference and (seq := first_difference(reference, lane)) is not None]
+    return min(found, default=None)
+
+
+def _parting(group: GroupBoard, lanes: list[Lane], seq: int) -> Parting:
+    came = [lane for lane in lanes if lane.key(seq) is not None]
+    by_key: dict[int, list[int]] = {}
+    for lane in came:
+        by_key.setdefault(lane.key(seq) or 0, []).append(lane.rank)
+    _share_unknown(by_key)
+    clusters = sorted((tuple(sorted(ranks)) for ranks in by_key.values()), key=lambda ranks: (-len(ranks), ranks))
+    operations = [operation for lane in came if (operation := lane.at(seq)) is not None]
+    return Parting(
+        board=group,
+        seq=seq,
+        clusters=tuple(clusters),
+        absent=tuple(sorted(lane.rank for lane in lanes if lane.last < seq)),
+        pending=tuple(sorted(operation.rank for operation in operations if operation.pending)),
+        failed=tuple(sorted(operation.rank for operation in operations if operation.failed)),
+    )
+
+
+def _share_unknown(by_key: dict[int, list[int]]) -> None:
+    """A call that is not known counts with the most common one: it is evidence for nothing."""
+    unknown = by_key.pop(0, None)
+    if unknown is not None:
+        common = Counter({key: len(ranks) for key, ranks in by_key.items()}).most_common(1)
+        by_key.setdefault(common[0][0] if common else 0, []).extend(unknown)
+
+
+def all_partings(board: Board) -> list[Parting]:
+    """The partings of all groups at which something is wrong or somebody waits, earliest first."""
+    found = [parting for group in board.groups if (parting := part(group)) is not None]
+    kept = [parting for parting in found if parting.mismatch or parting.waits]
+    return sorted(kept, key=lambda parting: parting.time or 0)
+
+
+def divergence(parting: Parting, kind: str | None = None, culprits: tuple[int, ...] = ()) -> Divergence:
+    """The parting as the report shows it."""
+    reference = _reference(parting, culprits)
+    first = parting.operation(reference) if reference is not None else None
+    # Whoever did not call what the others call is mismatched; without a culprit, whoever is not in the first cluster.
+    same = next((cluster for cluster in parting.clusters if reference in cluster), ())
+    by_rank: dict[int, AtDivergence] = {}
+    for rank in parting.group.ranks:
+        by_rank[rank] = _at(parting, rank, rank in same)
+    group = parting.group
+    return Divergence(
+        group=group,
+        kind=kind or parting.board.kind,
+        seq=parting.seq,
+        op=first.call.op if first is not None else "unknown",
+        by_rank=by_rank,
+        bucket=first.call.bucket if first is not None else None,
+        time=parting.time,
+    )
+
+
+def _reference(parting: Parting, culprits: tuple[int, ...]) -> int | None:
+    """A rank whose operation names the divergence: one that is no culprit if there is one, of the largest cluster."""
+    ordered = [rank for cluster in parting.clusters for rank in cluster]
+    return next((rank for rank in ordered if rank not in culprits), ordered[0] if ordered else None)
+
+
+def _at(parting: Parting, rank: int, same: bool) -> AtDivergence:
+    operation = parting.operation(rank)
+    if operation is None:
+        lane = parting.board.lanes.get(rank)
+        last = lane.at(lane.last) if lane is not None else None
+        return AtDivergence(OperationState.ABSENT, last)
+    if not same:
+        return AtDivergence(OperationState.MISMATCHED, operation)
+    done = not operation.pending and not operation.failed
+    return AtDivergence(OperationState.COMPLETED if done else OperationState.WAITING, operation)
+

@@ -1,0 +1,103 @@
+"""How far a rank had come in its work when it entered an operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from desync.model import Mark, MarkKind, Operation, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Counts up to one point of a rank's life."""
+
+    batches: int
+    forwards: int
+    backwards: int
+    steps: int
+    passes: tuple[int, ...]
+    """Batches of each finished pass over a loader."""
+    fetched: int | None
+    """Batches of the pass that is going on; None outside of one (or where its marks were lost)."""
+    last: Mark | None
+    """The newest mark of progress before the point."""
+
+    @property
+    def loader_exhausted(self) -> bool:
+        """Whether the last that happened with a loader was its end."""
+        return self.fetched is None and bool(self.passes)
+
+    def in_pass(self, number: int) -> int | None:
+        """Batches of a pass (from 0), finished or going on; None if it has not begun."""
+        if number < len(self.passes):
+            return self.passes[number]
+        return self.fetched if number == len(self.passes) else None
+
+
+def number_of(trace: Trace, operation: Operation) -> int:
+    """Which operation of its rank it is, counted from 1 over all groups, those that the ring dropped included."""
+    return trace.dropped + operation.index + 1
+
+
+def position(trace: Trace, before: Operation | None = None) -> Position:
+    """Where a rank was when it entered an operation; without one, where it is now."""
+    limit = number_of(trace, before) if before is not None else None
+    past = [mark for mark in trace.marks if limit is None or mark.after < limit]
+    later = trace.marks[len(past) :] if limit is not None else ()
+    progress = trace.progress
+
+    def so_far(total: int, kind: MarkKind) -> int:
+        return total - sum(1 for mark in later if mark.kind is kind and (kind is not MarkKind.FETCH or mark.left))
+
+    ended = sum(1 for mark in later if mark.kind is MarkKind.EXHAUSTED)
+    passes = progress.passes[: len(progress.passes) - ended] if ended else progress.passes
+    return Position(
+        batches=so_far(progress.batches, MarkKind.FETCH),
+        forwards=so_far(progress.forwards, MarkKind.FORWARD),
+        backwards=so_far(progress.backwards, MarkKind.BACKWARD),
+        steps=so_far(progress.steps, MarkKind.STEP),
+        passes=passes,
+        fetched=_fetched(past),
+        last=past[-1] if past else None,
+    )
+
+
+def _fetched(past: list[Mark]) -> int | None:
+    for mark in reversed(past):
+        if mark.kind is MarkKind.EXHAUSTED:
+            return None
+        if mark.kind is MarkKind.FETCH and isinstance(mark.value, int):
+            # A fetch that has not come back is of a batch that the rank does not have yet.
+            return mark.value if mark.left is not None else mark.value - 1
+    return None
+
+
+def pending_fetch(trace: Trace) -> Mark | None:
+    """The batch for which the rank is waiting, if that is the last that it did."""
+    last = next((mark for mark in reversed(trace.marks) if mark.kind is not MarkKind.EXCEPTION), None)
+    if last is None or last.kind is not MarkKind.FETCH or last.left is not None:
+        return None
+    held = len(trace.operations) + trace.dropped
+    return last if last.after >= held else None
+
+
+def uneven_pass(one: Position, other: Position) -> int | None:
+    """The first pass (from 0) of which ``one`` finished with fewer batches than ``other`` had; None if there is none."""
+    offset = max(0, len(one.passes) - len(other.passes) - 1)
+    for number in range(offset, len(one.passes)):
+        theirs = other.in_pass(number)
+        if theirs is not None and theirs > one.passes[number]:
+            return number
+        if theirs is not None and number < len(other.passes) and theirs < one.passes[number]:
+            return None  # it is the other way round
+    return None
+
+
+def no_sync_forwards(trace: Trace, before: Operation | None) -> int:
+    """How many DDP forwards of a rank ran under ``no_sync()``, as far as its marks reach back."""
+    limit = number_of(trace, before) if before is not None else None
+    return sum(
+        1
+        for mark in trace.marks
+        if mark.kind is MarkKind.FORWARD and mark.value == "no_sync" and (limit is None or mark.after < limit)
+    )

@@ -1,0 +1,133 @@
+"""What is left when the partings are explained: ends that nobody waited for, and jobs in which no rank is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from desync.diagnosis.advice import advice
+from desync.diagnosis.board import Board
+from desync.diagnosis.endings import Ending, Manner
+from desync.diagnosis.ends import explain_end
+from desync.diagnosis.frontier import Parting, divergence, together
+from desync.diagnosis.suspect import Explanation
+from desync.diagnosis.words import called, named, place
+from desync.model import Cause, Certainty, Evidence, Finding, Status
+
+
+def other_ends(ends: Mapping[int, Ending], explained: set[int], anything_before: bool) -> list[Finding]:
+    """Ranks that raised, were killed or left with a status although nobody was seen waiting for them."""
+    by_reason: dict[tuple[Cause, str], list[tuple[Ending, Explanation]]] = {}
+    for rank, ending in ends.items():
+        explanation = explain_end(ending) or _left_with_status(ending)
+        if explanation is not None and rank not in explained:
+            by_reason.setdefault((explanation.cause, explanation.what), []).append((ending, explanation))
+    findings = [_ended(same) for same in by_reason.values()]
+    if not findings and not anything_before and (victims := [end for end in ends.values() if end.victim]):
+        findings.append(_only_victims(victims))
+    return findings
+
+
+def _left_with_status(ending: Ending) -> Explanation | None:
+    if ending.manner is not Manner.EXITED or ending.code in (0, None):
+        return None
+    return Explanation(Cause.EXITED_EARLY, Certainty.PROVEN, f"exited with status {ending.code}", time=ending.time)
+
+
+def _ended(same: list[tuple[Ending, Explanation]]) -> Finding:
+    explanation = same[0][1]
+    culprits = tuple(sorted(ending.rank for ending, _ in same))
+    who = named(culprits)
+    return Finding(
+        status=Status.CRASH,
+        cause=explanation.cause,
+        certainty=explanation.certainty,
+        culprit_ranks=culprits,
+        summary=f"{who[0].upper()}{who[1:]} {explanation.what}.",
+        advice=advice(explanation.cause),
+        evidence=tuple(dict.fromkeys(line for _, each in same for line in each.evidence)),
+        time=min((ending.time for ending, _ in same if ending.time is not None), default=None),
+    )
+
+
+def _only_victims(victims: list[Ending]) -> Finding:
+    ranks = [ending.rank for ending in victims]
+    errors = [f"{named([end.rank])}: {end.error.type}" for end in victims if end.error is not None]
+    return Finding(
+        status=Status.UNKNOWN,
+        cause=Cause.UNKNOWN,
+        certainty=Certainty.POSSIBLE,
+        culprit_ranks=(),
+        summary=f"{named(ranks).capitalize()} failed as victims of another rank or of the network; what began it was not seen.",
+        advice=advice(Cause.UNKNOWN),
+        evidence=tuple(errors),
+        time=min((end.time for end in victims if end.time is not None), default=None),
+    )
+
+
+def nobody_is_wrong(board: Board, ends: Mapping[int, Ending], partings: tuple[Parting, ...]) -> list[Finding]:
+    """All ranks agree and still do not get on: missing at the rendezvous, or in one operation that does not finish."""
+    found = [finding for group in board.groups if (here := together(group)) and (finding := _stalled(board, here, ends))]
+    return found or [finding for parting in partings if (finding := _rendezvous(board, parting)) is not None]
+
+
+def _stalled(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Finding | None:
+    evidence = board.evidence
+    waited = _waited(evidence, here)
+    if waited is None or waited < evidence.hang_after_ns or any(rank in ends for rank in here.came):
+        return None
+    operation = here.operation(here.pending[0])
+    if operation is None:
+        return None
+    return Finding(
+        status=Status.HANG,
+        cause=Cause.COMMUNICATION_STALLED,
+        certainty=Certainty.POSSIBLE,
+        culprit_ranks=(),
+        summary=(
+            f"All of {named(here.came)} are in {called(operation)} at {place(operation.call.site)}, "
+            f"and it has not finished for {waited / 1e9:.0f} s."
+        ),
+        advice=advice(Cause.COMMUNICATION_STALLED),
+        time=here.time,
+        divergence=divergence(here),
+    )
+
+
+def _rendezvous(board: Board, parting: Parting) -> Finding | None:
+    missing = parting.board.unseen
+    waited = _waited(board.evidence, parting)
+    if not (parting.board.creation and missing and parting.pending) or waited is None or waited < board.evidence.hang_after_ns:
+        return None
+    operation = parting.operation(parting.pending[0])
+    if operation is None or operation.call.op != "init_process_group":
+        return None
+    where = divergence(parting, kind="rendezvous", culprits=missing)
+    return Finding(
+        status=Status.HANG,
+        cause=Cause.RENDEZVOUS,
+        certainty=Certainty.LIKELY,
+        culprit_ranks=missing,
+        summary=(
+            f"{named(missing).capitalize()} never reached init_process_group; {named(parting.pending)} "
+            f"wait there at {place(operation.call.site)}."
+        ),
+        advice=advice(Cause.RENDEZVOUS),
+        time=parting.time,
+        divergence=replace(where, kind="rendezvous"),
+    )
+
+
+def _waited(evidence: Evidence, parting: Parting) -> int | None:
+    if evidence.observed_at is None or parting.time is None:
+        return None
+    return evidence.observed_at - parting.time
+
+
+def status_without_finding(evidence: Evidence, ends: Mapping[int, Ending]) -> Status:
+    """Healthy unless something shows that it was not, or nothing was seen."""
+    if not evidence.traces:
+        return Status.UNKNOWN
+    if evidence.ended and evidence.job.exit_code not in (0, None):
+        return Status.UNKNOWN
+    return Status.UNKNOWN if any(ending.victim for ending in ends.values()) else Status.HEALTHY

@@ -1,0 +1,101 @@
+"""A rank that others wait for, with all that a cause may ask about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from desync.diagnosis.endings import Ending, Manner
+from desync.diagnosis.frontier import Parting
+from desync.diagnosis.progress import Position, position
+from desync.model import Activity, CallSite, Cause, Certainty, Evidence, Kind, Mark, MarkKind, Operation, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """One suspect at one parting, beside a witness: a rank that did what the majority did."""
+
+    evidence: Evidence
+    parting: Parting
+    trace: Trace
+    """The suspect's."""
+    witness: Trace
+    theirs: Operation
+    """What the witness called at the parting."""
+    own: Operation | None
+    """What the suspect called there; None if it is absent."""
+    ending: Ending | None
+    sites: Callable[[int], frozenset[CallSite]]
+    """All call sites that a rank's collectives ever came from."""
+    at: Position = field(init=False)
+    """Where the suspect was at its own operation, or is now."""
+    witness_at: Position = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find both positions, which several causes ask for."""
+        object.__setattr__(self, "at", position(self.trace, self.own))
+        object.__setattr__(self, "witness_at", position(self.witness, self.theirs))
+
+    @property
+    def rank(self) -> int:
+        """The suspect."""
+        return self.trace.rank
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Those that wait for it."""
+        return tuple(rank for rank in self.parting.came if rank != self.rank and not self._beside(rank))
+
+    def _beside(self, rank: int) -> bool:
+        """Whether another rank stands with the suspect at the parting."""
+        return any(self.rank in cluster and rank in cluster for cluster in self.parting.clusters)
+
+    @property
+    def activity(self) -> Activity | None:
+        """How its process moved while it was waited for."""
+        return self.evidence.activities.get(self.rank)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended (and not merely raised)."""
+        return self.ending is not None and self.ending.manner is not Manner.HOLDING
+
+    @property
+    def can_come(self) -> bool:
+        """Whether it could still do what is waited for: it is alive and has not called anything else there."""
+        return self.own is None and self.ending is None
+
+    @property
+    def last_forward(self) -> Mark | None:
+        """Its newest DDP forward before the parting."""
+        return self._newest(MarkKind.FORWARD)
+
+    @property
+    def last_backward(self) -> Mark | None:
+        """Its newest backward before the parting."""
+        return self._newest(MarkKind.BACKWARD)
+
+    def _newest(self, kind: MarkKind) -> Mark | None:
+        limit = self.own.entered if self.own is not None else None
+        marks = (mark for mark in reversed(self.trace.marks) if mark.kind is kind)
+        return next((mark for mark in marks if limit is None or mark.time <= limit), None)
+
+    @property
+    def tidied_up(self) -> bool:
+        """Whether it came to the end of its program: it destroyed its groups."""
+        calls = self.trace.operations.calls
+        return any(call.kind is Kind.GROUP and call.op == "destroy_process_group" for call in calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a suspect does not come: one per suspect; equal causes of several suspects become one finding."""
+
+    cause: Cause
+    certainty: Certainty
+    what: str
+    """What the suspect did, to stand after its name: "ran out of data after 7 batches"."""
+    evidence: tuple[str, ...] = ()
+    advice: str | None = None
+    """Where the cause's usual advice does not fit."""
+    time: int | None = None

@@ -1,0 +1,238 @@
+"""From evidence to findings.
+
+The steps are those of the design: partings of each group, who waits for whom, the roots of the waiting, and for each root the
+first cause that explains it.  A rank that waits itself is a victim and is followed further; a rank that is alive, called
+nothing wrong and is merely not there is *awaited* until it has been frozen for as long as the user grants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from desync.diagnosis import ambiguity, rest
+from desync.diagnosis.advice import advice
+from desync.diagnosis.board import Board, lay_out
+from desync.diagnosis.causes import CAUSES, is_frozen, waited_long
+from desync.diagnosis.endings import Ending, Manner, endings
+from desync.diagnosis.frontier import Parting, all_partings, divergence
+from desync.diagnosis.suspect import Explanation, Suspect
+from desync.diagnosis.words import called, named, place, verb
+from desync.model import CallSite, Cause, Certainty, Diagnosis, Evidence, Finding, Kind, RankState, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One explained suspect."""
+
+    suspect: Suspect
+    explanation: Explanation
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """The findings for a job at one moment: the same evidence always gives the same answer."""
+    board = lay_out(evidence)
+    case = Case(board, endings(evidence), tuple(all_partings(board)))
+    findings, awaiting = case.explain()
+    status = findings[0].status if findings else rest.status_without_finding(evidence, case.ends)
+    return Diagnosis(
+        findings=tuple(findings),
+        status=status,
+        states={rank: case.state(rank) for rank in board.traces},
+        notes=_notes(evidence, board),
+        awaiting=awaiting,
+    )
+
+
+class Case:
+    """One diagnosis at work."""
+
+    def __init__(self, board: Board, ends: Mapping[int, Ending], partings: tuple[Parting, ...]) -> None:
+        self.board = board
+        self.evidence = board.evidence
+        self.partings = partings
+        self.ends = _with_victims(ends, partings)
+        self.sites: Callable[[int], frozenset[CallSite]] = lru_cache(maxsize=None)(self._sites)
+
+    def _sites(self, rank: int) -> frozenset[CallSite]:
+        calls = self.board.traces[rank].operations.calls
+        return frozenset(call.site for call in calls if call.site is not None and call.kind is Kind.COLLECTIVE)
+
+    def state(self, rank: int) -> RankState:
+        """What a rank was doing when it was last seen."""
+        ending = self.ends.get(rank)
+        if ending is not None:
+            return _STATES[ending.manner]
+        trace = self.board.traces[rank]
+        if self.evidence.ended and trace.exit is None:
+            return RankState.UNKNOWN
+        return RankState.WAITING if any(rank in parting.pending for parting in self.partings) else RankState.RUNNING
+
+    def explain(self) -> tuple[list[Finding], dict[int, tuple[int, ...]]]:
+        """All findings, first one first, and the ranks that are awaited."""
+        findings: list[Finding] = []
+        awaiting: dict[int, tuple[int, ...]] = {}
+        explained: set[int] = set()
+        for parting in self.partings:
+            faults = self._faults(parting, awaiting)
+            findings += self._merged(parting, faults)
+            explained.update(fault.suspect.rank for fault in faults)
+            if parting.mismatch:
+                explained.update(parting.came)
+                if not faults:
+                    findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
+        findings += rest.other_ends(self.ends, explained, bool(findings))
+        if not findings and not awaiting:
+            findings += rest.nobody_is_wrong(self.board, self.ends, self.partings)
+        return _ordered(findings), {rank: ranks for rank, ranks in awaiting.items() if rank not in explained}
+
+    def _faults(self, parting: Parting, awaiting: dict[int, tuple[int, ...]]) -> list[Fault]:
+        faults = []
+        for suspect in self._suspects(parting):
+            explanation = self._explained(suspect)
+            if explanation is not None:
+                faults.append(Fault(suspect, explanation))
+            elif suspect.can_come:
+                awaiting[suspect.rank] = parting.came
+        return faults
+
+    def _explained(self, suspect: Suspect) -> Explanation | None:
+        if suspect.can_come and not (is_frozen(suspect) or waited_long(suspect)):
+            return None
+        return next((found for cause in CAUSES if (found := cause(suspect)) is not None), None)
+
+    def _suspects(self, parting: Parting) -> Iterable[Suspect]:
+        """The ranks that this parting is due to, as far as that can be told."""
+        if parting.mismatch:
+            odd = parting.odd()
+            if odd is None:
+                odd = ambiguity.decide(parting, lambda ranks: [self._suspect(parting, rank, ranks) for rank in ranks])
+            yield from (self._suspect(parting, rank, odd) for rank in odd)
+        if parting.waits:
+            absent = [rank for rank in parting.absent if not self._held_elsewhere(rank, parting)]
+            yield from (self._suspect(parting, rank, parting.absent) for rank in absent)
+
+    def _suspect(self, parting: Parting, rank: int, beside: tuple[int, ...]) -> Suspect:
+        witness = next((other for cluster in parting.clusters for other in cluster if other not in beside), None)
+        if witness is None:
+            witness = next(other for cluster in parting.clusters for other in cluster if other != rank)
+        theirs = parting.operation(witness)
+        assert theirs is not None  # noqa: S101 - a rank of a cluster has an operation there
+        return Suspect(
+            evidence=self.evidence,
+            parting=parting,
+            trace=self.board.traces[rank],
+            witness=self.board.traces[witness],
+            theirs=theirs,
+            own=parting.operation(rank),
+            ending=self.ends.get(rank),
+            sites=self.sites,
+        )
+
+    def _held_elsewhere(self, rank: int, here: Parting) -> bool:
+        """Whether an absent rank waits itself, for others: then it is a victim, and what holds it is explained instead."""
+        if rank in self.ends:
+            return False
+        return any(operation.group != here.group.name for operation in self.board.pending(rank)) or any(
+            rank in other.pending for other in self.partings if other is not here
+        )
+
+    def _merged(self, parting: Parting, faults: list[Fault]) -> list[Finding]:
+        """One finding for all suspects with the same cause."""
+        by_cause: dict[Cause, list[Fault]] = {}
+        for fault in faults:
+            by_cause.setdefault(fault.explanation.cause, []).append(fault)
+        return [self._finding(parting, same) for same in by_cause.values()]
+
+    def _finding(self, parting: Parting, faults: list[Fault]) -> Finding:
+        first = faults[0]
+        cause = first.explanation.cause
+        culprits = tuple(sorted(fault.suspect.rank for fault in faults))
+        whats = list(dict.fromkeys(fault.explanation.what for fault in faults))
+        who = named(culprits)
+        what = whats[0] if len(whats) == 1 else f"{whats[0]} ({named([first.suspect.rank])}; the others alike)"
+        return Finding(
+            status=Status.SLOW if cause is Cause.SLOW_RANK else self.status(parting, culprits),
+            cause=cause,
+            certainty=max((fault.explanation.certainty for fault in faults), key=list(Certainty).index),
+            culprit_ranks=culprits,
+            summary=f"{who[0].upper()}{who[1:]} {what}; {self._waiting(parting, culprits)}.",
+            advice=first.explanation.advice or advice(cause),
+            evidence=tuple(dict.fromkeys(line for fault in faults for line in fault.explanation.evidence)),
+            time=first.explanation.time or parting.time,
+            divergence=divergence(parting, culprits=culprits),
+        )
+
+    def _waiting(self, parting: Parting, culprits: tuple[int, ...]) -> str:
+        ranks = tuple(rank for rank in parting.came if rank not in culprits)
+        if not ranks:
+            return "nobody else came"
+        operation = parting.operation(ranks[0])
+        assert operation is not None  # noqa: S101 - it came
+        held = [rank for rank in ranks if rank in parting.pending or rank in parting.failed]
+        did = verb(ranks, "waits", "wait") if held else verb(ranks, "went", "went")
+        into = "in" if held else "into"
+        return f"{named(ranks)} {did} {into} {called(operation)} at {place(operation.call.site)}"
+
+    def status(self, parting: Parting, culprits: tuple[int, ...]) -> Status:
+        """Crash if a rank's end is the fault (or came of it), hang if somebody waits, mismatch if nothing stopped them."""
+        ended = (Manner.EXITED, Manner.RAISED, Manner.KILLED)
+        if any(rank in self.ends and self.ends[rank].manner in ended and not parting.mismatch for rank in culprits):
+            return Status.CRASH
+        if parting.mismatch and self._ended_by(parting):
+            return Status.CRASH
+        return Status.HANG if parting.waits else Status.MISMATCH
+
+    def _ended_by(self, parting: Parting) -> bool:
+        """Whether the mismatch itself ended a rank, before anybody could have waited long for it."""
+        for rank in parting.came:
+            ending, operation = self.ends.get(rank), parting.operation(rank)
+            if ending is None or operation is None or ending.manner not in (Manner.RAISED, Manner.KILLED):
+                continue
+            if ending.signal is None or ending.signal != 15:
+                soon = ending.time is None or parting.time is None or ending.time - parting.time < _AT_ONCE_NS
+                if soon and (operation.pending or operation.failed):
+                    return True
+        return False
+
+
+_AT_ONCE_NS = 2_000_000_000
+"""An error that comes this soon after the ranks parted is the backend's answer to the mismatch, not a time-out."""
+
+_STATES = {
+    Manner.RAISED: RankState.RAISED,
+    Manner.HOLDING: RankState.RAISED,
+    Manner.EXITED: RankState.EXITED,
+    Manner.KILLED: RankState.KILLED,
+}
+
+
+def _with_victims(ends: Mapping[int, Ending], partings: tuple[Parting, ...]) -> dict[int, Ending]:
+    """Mark as victims those whose operation failed under them before they raised, whatever they raised then."""
+    failed = {rank for parting in partings for rank in parting.failed}
+    return {rank: replace(ending, victim=True) if rank in failed else ending for rank, ending in ends.items()}
+
+
+def _ordered(findings: list[Finding]) -> list[Finding]:
+    """By time; a rank is blamed once, by the first finding that names it."""
+    kept: list[Finding] = []
+    blamed: set[int] = set()
+    for finding in sorted(findings, key=lambda finding: (finding.status is Status.SLOW, finding.time or 0)):
+        if finding.culprit_ranks and blamed.issuperset(finding.culprit_ranks):
+            continue
+        blamed.update(finding.culprit_ranks)
+        kept.append(finding)
+    return kept
+
+
+def _notes(evidence: Evidence, board: Board) -> tuple[str, ...]:
+    notes = list(evidence.notes)
+    for trace in evidence.traces:
+        notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
+    world = evidence.job.world_size
+    if world is not None:
+        missing = [rank for rank in range(world) if rank not in board.traces]
+        if missing:
+            notes.append(f"nothing was recorded of {named(missing)}")
+    return tuple(dict.fromkeys(notes))

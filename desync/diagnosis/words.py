@@ -1,0 +1,78 @@
+"""Small phrases that every finding is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from desync.model import Call, CallSite, Failure, Operation
+
+MAX_MESSAGE = 200
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """``0-2,4-63``: ranks, compressed."""
+    parts: list[str] = []
+    ordered = sorted(set(ranks))
+    start = 0
+    for index in range(len(ordered)):
+        if index + 1 == len(ordered) or ordered[index + 1] != ordered[index] + 1:
+            first, last = ordered[start], ordered[index]
+            parts.append(str(first) if first == last else f"{first}-{last}" if last > first + 1 else f"{first},{last}")
+            start = index + 1
+    return ",".join(parts)
+
+
+def named(ranks: Iterable[int]) -> str:
+    """"rank 2" or "ranks 0,1,3"."""
+    members = set(ranks)
+    return f"rank{'' if len(members) == 1 else 's'} {ranges(members)}"
+
+
+def verb(ranks: Iterable[int], one: str, many: str) -> str:
+    """The form of a verb for so many ranks."""
+    return one if len(set(ranks)) == 1 else many
+
+
+def counted(number: int, noun: str) -> str:
+    """"1 batch", "2 batches"."""
+    plural = noun + ("es" if noun.endswith(("ch", "s", "sh")) else "s")
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def place(site: CallSite | None) -> str:
+    """"train.py:42 in main", or that it is not known."""
+    if site is None:
+        return "a line that was not recorded"
+    frame = site.innermost
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function.rpartition('.')[2]}"
+
+
+def called(operation: Operation) -> str:
+    """An operation with what tells it apart: "all_reduce #17 (DDP bucket 0: fc.weight)"."""
+    return f"{operation.call.op} #{operation.seq}{detail(operation.call)}"
+
+
+def detail(call: Call) -> str:
+    """What a call works on, in brackets; empty if there is nothing to say."""
+    if call.bucket:
+        return f" ({call.bucket})"
+    shapes = call.inputs.shapes or call.outputs.shapes
+    if not shapes:
+        return ""
+    dtype = call.inputs.dtype or call.outputs.dtype or ""
+    return f" ({dtype}{list(shapes[0])}{', …' if len(shapes) > 1 else ''})"
+
+
+def raised(failure: Failure) -> str:
+    """"ValueError: message", the message's first line, cut."""
+    lines = failure.message.strip().splitlines()
+    message = lines[0] if lines else ""
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - 1] + "…"
+    kind = failure.type.rpartition(".")[2]
+    return f"{kind}: {message}" if message else kind
+
+
+def seconds(nanoseconds: int) -> str:
+    """"12.3 s"."""
+    return f"{nanoseconds / 1e9:.1f} s"
