@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -158,14 +157,16 @@ def _pump(
     show: Callable[[bytes], None] | None,
 ) -> None:
     """Read what is printed to its end; do the outside action when its rank says that it is ready."""
-    output: IO[bytes] | None = process.stdout
-    for line in output or ():
-        tail.append(line)
-        if show is not None:
-            show(line)
-        if action is not None and (pid := _announced(line, action.rank)) is not None:
-            _signal_descendant(process.pid, pid, action)
-            action = None
+    if process.stdout is None:
+        return
+    with process.stdout as output:
+        for line in output:
+            tail.append(line)
+            if show is not None:
+                show(line)
+            if action is not None and (pid := _announced(line, action.rank)) is not None:
+                _signal_descendant(process.pid, pid, action)
+                action = None
 
 
 def _announced(line: bytes, rank: int) -> int | None:

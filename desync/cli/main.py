@@ -56,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``desync`` with these arguments (default: the process's own); returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = _dispatch(arguments)
-        sys.stdout.flush()  # here, where a closed pipe can still be handled
-        return status
+        try:
+            return _dispatch(arguments)
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe can still be handled
     except DesyncError as error:
         return _failed(f"error: {error}", error.exit_status)
     except KeyboardInterrupt:

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from desync.model import Cause, Status
+from fault_scenarios.catalogue import FOLDER, HANG_KILLED, SCENARIOS
+
+NO_PROGRAMS = {"__init__.py", "catalogue.py", "common.py", "runner.py"}
+
+
+def test_catalogue_and_folder_agree() -> None:
+    names = [scenario.name for scenario in SCENARIOS]
+    assert len(names) == len(set(names))
+    programs = {path.name for path in FOLDER.glob("*.py")} - NO_PROGRAMS
+    assert {scenario.program for scenario in SCENARIOS} == programs
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_an_expectation_is_consistent(scenario: Any) -> None:
+    healthy = scenario.status is Status.HEALTHY
+    assert (scenario.cause is Cause.NONE) is healthy
+    assert (scenario.culprits == ()) is healthy
+    assert set(scenario.culprits) < set(range(scenario.world_size))
+    assert scenario.exit_status == {Status.HEALTHY: 0, Status.HANG: HANG_KILLED, Status.CRASH: 1}[scenario.status]
+    line = scenario.call_site_line()
+    assert (line is None) is (healthy or scenario.outside_action is not None)
+    if line is not None:
+        assert scenario.call_site in scenario.path.read_text().splitlines()[line - 1]
+    assert len(scenario.shows) <= 80
+
+
+def test_a_call_site_that_is_gone_or_ambiguous_is_an_error() -> None:
+    scenario = next(scenario for scenario in SCENARIOS if scenario.call_site)
+    for text in ("no such line", "import"):
+        with pytest.raises(ValueError, match="values to unpack"):
+            replace(scenario, call_site=text).call_site_line()
+
+
+def test_every_program_says_what_it_shows(run_command: Callable[..., Any]) -> None:
+    # In one process, because each import of torch takes seconds.
+    program = """
+import pathlib, runpy, sys
+for name in sys.argv[2:]:
+    print("PROGRAM", name)
+    sys.argv = [name, "--help"]
+    sys.path.insert(0, str(pathlib.Path(name).parent))
+    try:
+        runpy.run_path(name, run_name="__main__")
+    except SystemExit as ended:
+        assert ended.code == 0
+"""
+    paths = sorted({str(scenario.path) for scenario in SCENARIOS})
+    done = run_command([sys.executable, "-c", program, "--", *paths])
+    assert done.status == 0, done.output
+    shown = done.stdout.split("PROGRAM ")[1:]
+    assert len(shown) == len(paths)
+    for text in shown:
+        assert "torchrun --nproc-per-node" in text
+        assert "--timeout-s" in text
