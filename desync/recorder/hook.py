@@ -147,7 +147,7 @@ def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         try:
-            serial, group = record(arguments, _getframe().f_back)
+            serial, group = record(arguments)
             deeper = lowered.get(raw(keyset)) or lower(keyset)
         except Exception as error:  # noqa: BLE001 - the job comes first
             session.failed(PART, error)
@@ -165,12 +165,10 @@ def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
     return kernel
 
 
-def make_recorder(
-    hook: Hook, operator: Operator
-) -> Callable[[tuple[Any, ...], FrameType | None], tuple[int, GroupEntry]]:
+def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]], tuple[int, GroupEntry]]:
     """The function that records that an operation of this kind is entered; returns its serial number and its group.
 
-    It is given the operator's arguments and the frame that called it (None: a thread without Python frames).
+    It takes the operator's arguments, and must be called by the kernel itself: it looks two frames out for the caller.
     """
     session, unbox, groups = hook.session, hook.unbox, hook.groups._entries
     find, site_at, thread = hook.groups.find, hook.sites.at, session.thread
@@ -181,14 +179,21 @@ def make_recorder(
     launched = buckets.launched if operator.name == "allreduce_" else buckets.never
     type_word = RecordType.OPERATION | (Flag.HAS_TAG if tag_at is not None else 0)
 
-    def record(arguments: tuple[Any, ...], caller: FrameType | None) -> tuple[int, GroupEntry]:
+    def record(arguments: tuple[Any, ...]) -> tuple[int, GroupEntry]:
         entered = _now()
-        process_group = unbox(arguments[group_at])
-        group = groups.get(process_group) or find(process_group)
+        group = groups.get(unbox(arguments[group_at])) or find(unbox(arguments[group_at]))
         if _exception() is not None:
             exceptions.held_back(session)
+        caller = _caller()
         bucket = launched(arguments[0], caller) if buckets.active else 0
         call = signature(arguments, caller, bucket)
+        if bucket:
+            # The reducer runs inside a backward, whose call site was found when it began: the walk would find the same.
+            site = session.backward_site or site_at(caller)
+        else:
+            # Threads of autograd have no frames of the user: what they launch belongs to the last backward.
+            site = site_at(caller) or session.backward_site
+            bucket = buckets.hooked() if buckets.active else 0
         peer, sequence = place(arguments, group)
         flags = type_word
         # An omitted async_op is True in every schema that has one.
@@ -197,15 +202,20 @@ def make_recorder(
         if group.completes:
             flags |= Flag.COMPLETION_KNOWN
         tag = arguments[tag_at] if tag_at is not None and len(arguments) > tag_at else 0
-        if bucket:
-            # The reducer runs inside a backward, whose call site has just been found: the walk would find the same.
-            site = session.backward_site or site_at(caller)
-        else:
-            site = site_at(caller) or session.backward_site
-            bucket = buckets.hooked() if buckets.active else 0
         return write(flags, group.number, sequence, call, site, peer, tag, thread(), bucket, entered), group
 
     return record
+
+
+def _caller() -> FrameType | None:
+    """The frame that called the operator: beyond this function, the recorder and the kernel.
+
+    Asked for by its depth, so that no frame object has to be made for those three.
+    """
+    try:
+        return _getframe(3)
+    except ValueError:
+        return None  # a thread that C++ started, which has no other Python frame
 
 
 def make_place(operator: Operator) -> Callable[[tuple[Any, ...], GroupEntry], tuple[int, int]]:
@@ -226,16 +236,18 @@ def _pair(operator: Operator, arguments: tuple[Any, ...], group: GroupEntry) -> 
     return other + 1, group.pair_sequence(*ends)
 
 
-def make_signature(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...], FrameType | None, int], int]:
-    """The function that gives a call's number in the heap: its shapes, dtypes, reduce op and splits, interned.
+Signature = Callable[[tuple[Any, ...], "FrameType | None", int], int]
+"""Gives a call's number in the heap from its arguments, the frame that called the operator, and the bucket that DDP's reducer
+launches with it (0: none)."""
 
-    It is given the arguments, the frame that called the operator, and the bucket that DDP's reducer launches with it (0: none).
-    """
-    known: dict[tuple[Any, ...], int] = {}
+
+def make_signature(hook: Hook, operator: Operator) -> Signature:
+    """The function that interns a call's shapes, dtypes, reduce op and splits."""
     inputs, outputs, reduce_at = operator.inputs, operator.outputs, operator.reduce_op
     splits = operator.in_splits is not None
     reduce_name = hook.reduce_names.name
-    intern = hook.session.writer.intern
+    intern = make_intern(hook, operator)
+    known: dict[tuple[Any, ...], int] = {}
 
     def signature(arguments: tuple[Any, ...], caller: FrameType | None, bucket: int) -> int:
         key = (
@@ -244,14 +256,38 @@ def make_signature(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...],
             reduce_name(arguments[reduce_at], caller, bucket) if reduce_at is not None else None,
             _splits(operator, arguments) if splits else None,
         )
-        number = known.get(key)
-        if number is None:
-            number = intern("call", _payload(operator, key), key=(operator.name, key))
-            if len(known) < MAX_SIGNATURES:
-                known[key] = number
+        return known.get(key) or intern(known, key, key)
+
+    def of_one_tensor(arguments: tuple[Any, ...], caller: FrameType | None, bucket: int) -> int:
+        tensors = arguments[inputs]  # type: ignore[index]  # chosen below only where there is one
+        if len(tensors) != 1:
+            return signature(arguments, caller, bucket)
+        tensor = tensors[0]
+        shape, dtype = tensor.shape, tensor.dtype
+        reduce = reduce_name(arguments[reduce_at], caller, bucket) if reduce_at is not None else None
+        key = (shape, dtype, reduce)
+        return known.get(key) or intern(known, key, ((shape, dtype), (), reduce, None))
+
+    # all_reduce, broadcast, reduce, send and recv take one list, nearly always of one tensor: no need to flatten it.
+    one_list = outputs is None and not splits and inputs is not None and _is_list(operator, inputs)
+    return of_one_tensor if one_list else signature
+
+
+def make_intern(hook: Hook, operator: Operator) -> Callable[[dict[Any, int], Any, tuple[Any, ...]], int]:
+    """The function that puts a new signature into the heap and remembers its number."""
+    write = hook.session.writer.intern
+
+    def intern(known: dict[Any, int], key: Any, parts: tuple[Any, ...]) -> int:
+        number = write("call", _payload(operator, parts), key=(operator.name, parts))
+        if len(known) < MAX_SIGNATURES:
+            known[key] = number
         return number
 
-    return signature
+    return intern
+
+
+def _is_list(operator: Operator, argument: int) -> bool:
+    return str(operator.overload._schema.arguments[argument].type) == "List[Tensor]"
 
 
 MAX_SIGNATURES = 50_000
