@@ -99,17 +99,20 @@ def _take_one(tool: str, rank: int, pid: int, deadline: float, native: bool) -> 
     left = deadline - time.monotonic()
     if left < (LEAST_NATIVE_S if native else 0):
         raise _Refused("no time was left")
-    command = [tool, "dump", "--pid", str(pid), "--json", *(["--native"] if native else [])]
+    stopped = _is_stopped(pid)
+    if stopped and native:
+        raise _Refused("its process is stopped")
+    # py-spy cannot attach to a process that is stopped already, and need not stop it to read it.
+    mode = ["--native"] if native else ["--nonblocking"] if stopped else []
     taken_at = time.time_ns()
-    output = _run(command, pid, left)
+    output = _run([tool, "dump", "--pid", str(pid), "--json", *mode], pid, left, stopped)
     threads = parse(output)
     if not threads:
         raise _Refused("py-spy saw no Python thread")
     return RankStacks(rank=rank, source=SOURCE, time=taken_at, threads=threads)
 
 
-def _run(command: list[str], pid: int, limit_s: float) -> bytes:
-    stopped_before = _is_stopped(pid)
+def _run(command: list[str], pid: int, limit_s: float, stopped_before: bool) -> bytes:
     try:
         process = subprocess.Popen(  # noqa: S603 - py-spy, with numbers as its only arguments
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
