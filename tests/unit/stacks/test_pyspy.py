@@ -94,6 +94,7 @@ def test_a_late_pyspy_is_ended_and_a_process_that_it_left_stopped_goes_on(
 def test_a_stopped_process_is_read_and_stays_stopped() -> None:
     with stuck() as process:
         os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
         taken = pyspy.take({0: process.pid}, limit_s=20, native=False)
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
     assert functions(taken, 0) == ["hold", "outer", "<module>"]
@@ -124,7 +125,7 @@ def test_output_that_is_none_gives_no_threads(output: bytes) -> None:
 
 def test_endless_stacks_are_cut() -> None:
     frame = {"name": "f" * 300, "filename": "g", "line": 1}
-    raw = [{"thread_name": "t" * 300, "frames": [frame] * 600}] * 300
+    raw = [{"thread_name": "t" * 300, "frames": [frame] * length} for length in (600, *[1] * 300)]
     threads = pyspy.parse(json.dumps(raw).encode())
     assert len(threads) == pyspy.MAX_THREADS
     assert len(threads[0].frames) == pyspy.MAX_FRAMES
