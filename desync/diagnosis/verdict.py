@@ -19,7 +19,7 @@ from desync.diagnosis.endings import Ending, Manner, endings
 from desync.diagnosis.frontier import Parting, all_partings, divergence
 from desync.diagnosis.suspect import Explanation, Suspect
 from desync.diagnosis.words import called, named, place, verb
-from desync.model import CallSite, Cause, Certainty, Diagnosis, Evidence, Finding, Kind, RankState, Status
+from desync.model import CallSite, Cause, Certainty, Diagnosis, Evidence, Finding, Kind, Operation, RankState, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,16 @@ class Case:
             witness=self.board.traces[witness],
             theirs=theirs,
             own=parting.operation(rank),
-            ending=self.ends.get(rank),
+            ending=self._ending_before(rank, parting.operation(rank)),
             sites=self.sites,
         )
+
+    def _ending_before(self, rank: int, own: Operation | None) -> Ending | None:
+        """How a rank ended, unless that came after it had made the wrong call: then it is what the call led to."""
+        ending = self.ends.get(rank)
+        if ending is None or own is None or own.entered is None or ending.time is None:
+            return ending
+        return None if ending.time > own.entered else ending
 
     def _held_elsewhere(self, rank: int, here: Parting) -> bool:
         """Whether an absent rank waits itself, for others: then it is a victim, and what holds it is explained instead."""
