@@ -5,7 +5,6 @@ A program can tell desync about its own progress with :func:`mark`; everything e
 
 from __future__ import annotations
 
-import contextlib
 import sys
 
 __all__ = ["__version__", "mark"]
@@ -21,5 +20,7 @@ def mark(name: str, value: str | int | None = None) -> None:
     """
     marks = sys.modules.get("desync.recorder.marks")
     if marks is not None:
+        import contextlib  # not at the top: every Python process of a watched job imports this module
+
         with contextlib.suppress(Exception):  # recording must never end the training that it records
             marks.user_mark(name, value)

@@ -20,13 +20,14 @@ def _arm() -> None:
 
 def _run_hidden() -> None:
     import importlib.machinery
-    import importlib.util
 
     here = os.path.dirname(os.path.abspath(__file__))
     others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
+    import importlib.util  # only here: it takes longer to import than all the rest
+
     module = importlib.util.module_from_spec(spec)
     # It must find itself under its name, as if it had been imported first.
     sys.modules["sitecustomize"] = module
