@@ -6,7 +6,7 @@ Both streams go through pipes into one small process (:mod:`desync.watch.relay`)
 * Files that the job writes itself would survive the watcher, but then the user's terminal would fall silent, and a program that
   opens ``/dev/stderr`` would truncate the log.
 * With a relay that outlives the watcher, ``desync watch … > out.txt 2> err.txt`` gives exactly the two files that the job alone
-  would give, whatever happens to the watcher, and ``output.log`` has both streams in the order in which they were written.
+  would give, whatever happens to the watcher, and ``output.log`` has both streams as they came.
 """
 
 from __future__ import annotations

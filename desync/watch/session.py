@@ -115,16 +115,20 @@ class Session:
             self._hand_on(taken)
         self.tail.follow()
         self.watchdog.tick()
+        if self.watchdog.reported_stacks != self.record.stacks:
+            # What `desync report` has to go on if the watcher does not live to write the last report.
+            self.record = replace(self.record, stacks=self.watchdog.reported_stacks)
+            self._save()
         self.voice.status(self.observer.pulses(), self.observer.folder.newest_operation(), self.tail.ends_line)
         if self.options.kill_on_hang and not self._killed_hung and self._hangs():
             self._kill()
 
     def _hangs(self) -> bool:
         """Whether the job is to be ended: it hangs, or a rank's end has kept the others waiting for ``hang_after``."""
-        since = self.watchdog.standing_since
-        if since is None or self.watchdog.is_hang:
-            return since is not None
-        waited = time.time_ns() - since >= self.options.hang_after_s * 1e9
+        if self.watchdog.is_hang:
+            return True
+        since = self.watchdog.crashed_at
+        waited = since is not None and time.time_ns() - since >= self.options.hang_after_s * 1e9
         return waited and bool(self.observer.live_pids())
 
     def _kill(self) -> None:
@@ -160,7 +164,13 @@ class Session:
         self.voice.clear()
         self.observer.job = replace(self.observer.job, ended=time.time_ns(), exit_code=code)
         report = self.watchdog.finish()
-        self.record = replace(self.record, ended=self.observer.job.ended, exit_code=code, exits=self.observer.exits())
+        self.record = replace(
+            self.record,
+            ended=self.observer.job.ended,
+            exit_code=code,
+            exits=self.observer.exits(),
+            stacks=self.watchdog.reported_stacks,
+        )
         self._save()
         self.watchdog.reporter.close(report)
         if self._killed_hung:

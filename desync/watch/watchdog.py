@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from desync.model import Diagnosis, Evidence, Finding, Status
+from desync.model import Certainty, Diagnosis, Evidence, Finding, RankStacks, Status
 from desync.report.model import Report, Timing
 from desync.watch.judgement import has_recovered, joined, worth_reporting
 from desync.watch.observer import Observer
@@ -46,14 +46,24 @@ class Watchdog:
         self._faults: set[int] = set()
 
     @property
-    def standing_since(self) -> int | None:
-        """When the reported fault that keeps the job from going on began to be known (epoch ns); None if there is none."""
-        return self._live.evidence.observed_at if self._live else None
+    def crashed_at(self) -> int | None:
+        """When it was reported that a rank has ended and its attempt cannot go on (epoch ns); None if that is not so."""
+        if self._live is None or self._live.diagnosis.status is not Status.CRASH:
+            return None
+        return self._live.evidence.observed_at
 
     @property
     def is_hang(self) -> bool:
-        """Whether the job stands still for good, as far as is known."""
-        return self._live is not None and self._live.diagnosis.status is Status.HANG
+        """Whether the job is at least likely to stand still for good."""
+        if self._live is None or self._live.diagnosis.status is not Status.HANG:
+            return False
+        return self._live.diagnosis.findings[0].certainty is not Certainty.POSSIBLE
+
+    @property
+    def reported_stacks(self) -> dict[int, tuple[RankStacks, ...]]:
+        """Stacks that were taken for a reported fault, by attempt."""
+        outcomes = [*self._closed, *([self._live] if self._live else [])]
+        return {outcome.evidence.job.attempt: outcome.evidence.stacks for outcome in outcomes if outcome.evidence.stacks}
 
     # --- while the job runs
 
