@@ -27,11 +27,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# Status 3: desync has ended a hung job, which is what this shows.
+# Status 3: desync has ended a hung job, which is what this shows.  Torchrun's own words about its end follow the report, so
+# it is shown once more.
 demo: $(READY)
 	@$(BIN)/desync watch --on-hang kill -- \
 	  $(BIN)/torchrun --standalone --nproc-per-node 4 fault_scenarios/uneven_data.py; \
 	  status=$$?; test $$status -eq 3 || { echo "the demo should have ended with status 3, not $$status" >&2; exit 1; }
+	@echo; echo "What 'desync report' says of this run:"; echo
+	@$(BIN)/desync report
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
