@@ -16,10 +16,15 @@ def worth_reporting(diagnosis: Diagnosis) -> Finding | None:
     return first if first is not None and first.status in _WORTH else None
 
 
+def standstill(diagnosis: Diagnosis) -> Finding | None:
+    """The first finding after which the job cannot go on."""
+    return next((finding for finding in diagnosis.findings if finding.status in (Status.HANG, Status.CRASH)), None)
+
+
 def has_recovered(reported: Diagnosis, evidence: Evidence, *, still_found: bool) -> bool:
     """Whether a hang that was reported has resolved: every rank that waited then has completed that operation since."""
-    finding = reported.findings[0]
-    if finding.status is not Status.HANG:
+    finding = standstill(reported)
+    if finding is None or finding.status is not Status.HANG:
         return False
     if finding.divergence is None:
         return not still_found

@@ -13,7 +13,7 @@ MOST_QUIET_S = 1.0
 EVERY_S = 0.5
 BACKSTOP_S = 1.5
 """Also a job that seems to move is looked at: one thread may be stuck while another works on."""
-SHARE = 4
+SHARE = 2
 SHARE_AT_REST = 20
 """A diagnosis that takes t is not repeated within t times this; where nothing is suspected the second holds."""
 

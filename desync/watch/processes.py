@@ -130,9 +130,26 @@ def end(processes: Iterable[psutil.Process], grace_s: float) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.terminate()
-    _, alive = psutil.wait_procs(processes, timeout=grace_s)
+    alive = _still_alive(processes, grace_s)
     # What they started meanwhile goes with them.
     for process in {*alive, *tree(process.pid for process in alive)}:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(alive, timeout=1.0)
+    _still_alive(alive, 1.0)
+
+
+def _still_alive(processes: Iterable[psutil.Process], limit_s: float) -> list[psutil.Process]:
+    """Those that have not ended within the limit; psutil's own waiting would take our children's exit status."""
+    deadline = time.monotonic() + limit_s
+    alive = [process for process in processes if _runs(process)]
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.02)
+        alive = [process for process in alive if _runs(process)]
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from desync.model import Certainty, Diagnosis, Evidence, Finding, RankStacks, Status
 from desync.report.model import Report, Timing
-from desync.watch.judgement import has_recovered, joined, worth_reporting
+from desync.watch.judgement import has_recovered, joined, standstill, worth_reporting
 from desync.watch.observer import Observer
 from desync.watch.pace import Pace
 from desync.watch.reporter import Reporter
@@ -48,16 +48,14 @@ class Watchdog:
     @property
     def crashed_at(self) -> int | None:
         """When it was reported that a rank has ended and its attempt cannot go on (epoch ns); None if that is not so."""
-        if self._live is None or self._live.diagnosis.status is not Status.CRASH:
-            return None
-        return self._live.evidence.observed_at
+        finding = standstill(self._live.diagnosis) if self._live else None
+        return self._live.evidence.observed_at if self._live and finding and finding.status is Status.CRASH else None
 
     @property
     def is_hang(self) -> bool:
         """Whether the job is at least likely to stand still for good."""
-        if self._live is None or self._live.diagnosis.status is not Status.HANG:
-            return False
-        return self._live.diagnosis.findings[0].certainty is not Certainty.POSSIBLE
+        finding = standstill(self._live.diagnosis) if self._live else None
+        return finding is not None and finding.status is Status.HANG and finding.certainty is not Certainty.POSSIBLE
 
     @property
     def reported_stacks(self) -> dict[int, tuple[RankStacks, ...]]:
@@ -113,9 +111,12 @@ class Watchdog:
             return
         self.observer.watch_closely(diagnosis.awaiting)
         finding = worth_reporting(diagnosis)
-        if self._live is not None:
-            self._follow(evidence, finding)
-        elif finding is not None:
+        live = self._live
+        if live is not None and standstill(live.diagnosis) is not None:
+            self._follow(live, evidence, still_found=finding is not None)
+        elif live is not None and (worse := standstill(diagnosis)) is not None:
+            self._report(evidence, diagnosis, worse)
+        elif live is None and finding is not None:
             self._report(evidence, diagnosis, finding)
         elif not diagnosis.awaiting and not self._faults:
             self.observer.drop_stacks()
@@ -146,17 +147,15 @@ class Watchdog:
         self._live = Outcome(evidence, again, timing)
         self.reporter.show(self._write(self._live))
 
-    def _follow(self, evidence: Evidence, finding: Finding | None) -> None:
+    def _follow(self, live: Outcome, evidence: Evidence, still_found: bool) -> None:
         """What became of the fault that was reported."""
-        live = self._live
-        if live is None or not has_recovered(live.diagnosis, evidence, still_found=finding is not None):
-            return
-        self._recovered(live)
-        self._live = None
-        self.observer.drop_stacks()
+        if has_recovered(live.diagnosis, evidence, still_found=still_found):
+            self._recovered(live)
+            self._live = None
+            self.observer.drop_stacks()
 
     def _recovered(self, live: Outcome) -> None:
-        first = live.diagnosis.findings[0]
+        first = standstill(live.diagnosis) or live.diagnosis.findings[0]
         text = f"recovered: what was reported while the job ran did complete later ({first.cause.value}: {first.summary})"
         self.reporter.voice.say(text)
         self._note(text)
