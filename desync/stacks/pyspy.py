@@ -36,6 +36,7 @@ MAX_OUTPUT_BYTES = 16 << 20
 LEAST_NATIVE_S = 0.1
 """With less time than this left, no further native stack is begun."""
 
+_GONE = "its process was gone"
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
@@ -68,7 +69,7 @@ def take(pids: Mapping[int, int], limit_s: float, native: bool) -> TakenStacks:
         pending = {rank: pids[rank] for rank in pids if rank in taken}
         with_native, problems = _take_all(tool, pending, deadline, native=True)
         taken |= with_native
-        notes += _grouped("no native frames", problems)
+        notes += _grouped("no native frames", {rank: why for rank, why in problems.items() if why != _GONE})
     return TakenStacks(tuple(taken[rank] for rank in sorted(taken)), notes)
 
 
@@ -154,7 +155,7 @@ def _reason(errors: str) -> str:
     if "permission denied" in low or "operation not permitted" in low:
         return "no right to trace it (ptrace); see `desync doctor`"
     if "no such file or directory" in low or "no such process" in low:
-        return "its process was gone"
+        return _GONE
     first = next((line for line in errors.splitlines() if line.strip()), "no reason was given")
     return f"py-spy failed ({first.removeprefix('Error: ')[:MAX_NAME]})"
 

@@ -95,8 +95,7 @@ class Observer:
         exits = self._exit_watch.exits()
         for pid, end in exits.items():
             if end.code is None:
-                by_rank = self.codes.by_local_rank.get(spawned[pid]) if pid in spawned else None
-                exits[pid] = replace(end, code=self.codes.by_pid.get(pid, by_rank))
+                exits[pid] = replace(end, code=self.codes.best(pid, spawned.get(pid)))
         return exits
 
     # --- what is awaited
@@ -152,7 +151,7 @@ class Observer:
         wanted = self.attempt if attempt is None else attempt
         stacks: tuple[RankStacks, ...] = tuple(self.stacks[rank] for rank in sorted(self.stacks))
         notes = self._stack_notes
-        if ended:
+        if ended or self._exit_watch.exits():
             left = self._left_behind(wanted)
             seen = {stack.rank for stack in stacks}
             stacks = (*stacks, *(stack for stack in left.stacks if stack.rank not in seen))

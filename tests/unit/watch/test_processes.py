@@ -144,6 +144,8 @@ E1130 04:56:01.123 77 torch/elastic/multiprocessing/api.py:984] failed (exitcode
 torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGSEGV
 torch.multiprocessing.spawn.ProcessExitedException: process 4 terminated with exit code 5
 process 5 terminated with signal SIGNONSENSE
+W1130 04:56:01.2 77 torch/multiprocessing/spawn.py:165] Terminating process 125 via signal SIGTERM
+W1130 04:56:01.2 77 torch/elastic/multiprocessing/api.py:1028] Sending process 123 closing signal SIGTERM
 """
 
 
@@ -154,6 +156,7 @@ def test_codes_are_read_from_what_launchers_print(size: int) -> None:
         codes.feed(ELASTIC[begin : begin + size])
     assert codes.by_pid == {123: -9, 122: 17}
     assert codes.by_local_rank == {3: -11, 4: 5}
+    assert [codes.best(123, None), codes.best(125, None), codes.best(126, 4), codes.best(127, 9)] == [-9, -15, 5, None]
 
 
 def test_output_without_lines_takes_no_memory_and_no_claim_is_endless() -> None:
