@@ -170,8 +170,9 @@ def _pump(
 
 
 def _announced(line: bytes, rank: int) -> int | None:
-    match = re.search(READY, line.decode(errors="replace"))
-    return int(match[2]) if match and int(match[1]) == rank else None
+    # Ranks that write without a buffer may come to share a line.
+    ready = re.finditer(READY, line.decode(errors="replace"))
+    return next((int(match[2]) for match in ready if int(match[1]) == rank), None)
 
 
 def _signal_descendant(root: int, pid: int, action: OutsideAction) -> None:

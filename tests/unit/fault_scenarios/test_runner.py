@@ -36,7 +36,7 @@ import pathlib, subprocess, sys
 run_dir, report, announced = sys.argv[1:]
 child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
 pid = child.pid if announced == "child" else announced
-print("rank 0 is ready (pid 1)", flush=True)
+print("rank 0 is ready (pid 1)", end="", flush=True)  # as unbuffered ranks may do: two in one line
 print(f"rank 1 is ready (pid {pid})", flush=True)
 if announced != "child":
     child.stdin.close()
