@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+from desync import __version__
 from desync.model import (
     AtDivergence,
     Cause,
@@ -19,6 +20,7 @@ from desync.model import (
     Trace,
 )
 from desync.report.frames import bounded_frame, merge_stacks
+from desync.report.lateness import build_lateness
 from desync.report.model import (
     DivergenceEntry,
     ExceptionEntry,
@@ -35,6 +37,7 @@ from desync.report.model import (
 )
 from desync.report.places import MAX_CALLERS, places_of
 from desync.report.text import LINE, NAME, SENTENCE, bounded, count, rank_set, ranks_phrase
+from desync.report.waits import build_waits
 from desync.report.window import build_window
 
 MAX_EVIDENCE = 64
@@ -59,6 +62,8 @@ def build_report(evidence: Evidence, diagnosis: Diagnosis, timing: Timing) -> Re
         timing=TimingEntry(iso(timing.diverged_at), timing.detected_after_s, timing.stacks_after_s),
         notes=_notes(evidence, diagnosis),
         window=build_window(evidence, divergence) if divergence else None,
+        waits=build_waits(evidence, divergence) if findings else (),
+        lateness=build_lateness(evidence),
     )
 
 
@@ -83,6 +88,7 @@ def _job(job: Job) -> JobEntry:
         ended=iso(job.ended),
         exit_code=job.exit_code,
         attempt=job.attempt,
+        desync=__version__,
     )
 
 

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from desync.model import Cause, Certainty, Frame, OperationState, RankState, Status
+from desync.model import Cause, Certainty, Frame, Kind, OperationState, RankState, Status
 
 SCHEMA = "desync.report/1"
 
@@ -38,6 +38,9 @@ class JobEntry:
     ended: str | None
     exit_code: int | None
     attempt: int
+    desync: str | None = None
+    """Version of desync that wrote the report."""
+    python: str | None = None
 
 
 class Role(str, enum.Enum):
@@ -178,6 +181,8 @@ class RankEntry:
     exception: ExceptionEntry | None
     progress: ProgressEntry
     last: LastOperation | None
+    memory_bytes: int | None = None
+    """Resident memory when it was last looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +256,119 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitEntry:
+    """An edge of the wait-for graph: ranks that are inside an operation, and those that it misses."""
+
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    kind: Kind
+    group: str
+    seq: int
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class LatenessEntry:
+    """How many seconds after the first rank one comes to the operations that all do together."""
+
+    rank: int
+    median_s: float
+    worst_s: float
+    last: int
+    """How many times it came last of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Who makes the others wait, over the last ``operations`` collectives of ``group`` that all its ranks have done."""
+
+    group: str
+    operations: int
+    ranks: tuple[LatenessEntry, ...]
+    aligned: bool = True
+    """Whether the clocks of all machines could be compared; if not, only ranks of one machine compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class DdpBucket:
+    """A bucket of gradients: ``elements`` and ``bytes`` as they were communicated, None if it was never launched."""
+
+    index: int
+    parameters: tuple[str, ...]
+    """The first of its parameters' names, in the order in which the bucket holds them."""
+    count: int
+    """Of all its parameters."""
+    elements: int | None = None
+    bytes: int | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DdpTimes:
+    """Durations of a training step in seconds, None where they cannot be known.
+
+    ``compute_s`` runs from the end of forward until the last gradient was ready, ``communication_s`` from the launch of the
+    first bucket until backward returned, ``overlap_s`` is what both have in common, and ``tail_s`` the communication that
+    nothing hides.  ``step_s`` is the distance between two optimizer steps.
+    """
+
+    step_s: float | None = None
+    forward_s: float | None = None
+    compute_s: float | None = None
+    communication_s: float | None = None
+    overlap_s: float | None = None
+    tail_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpan:
+    """One bucket in one step: when its all_reduce was launched and when it was over, in seconds from the step's start."""
+
+    index: int
+    launched_s: float
+    completed_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DdpStep:
+    """One step of one rank as it was recorded; times in seconds from the start of its forward."""
+
+    rank: int
+    number: int
+    """Which of the rank's backward passes it is, from 1."""
+    forward_end_s: float
+    backward_start_s: float
+    compute_end_s: float
+    """The last bucket was launched: every gradient was ready."""
+    backward_end_s: float
+    optimizer_s: float | None
+    buckets: tuple[BucketSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DdpEntry:
+    """How one DistributedDataParallel module synchronises, as the records show it."""
+
+    name: str
+    group: str
+    parameters: int
+    buckets: tuple[DdpBucket, ...]
+    find_unused_parameters: bool | None
+    static_graph: bool | None
+    gradient_as_bucket_view: bool | None = None
+    bucket_cap_bytes: int | None = None
+    steps: int = 0
+    """Steps that were measured, over all ranks that were looked at."""
+    measured: DdpTimes | None = None
+    """Medians over those steps."""
+    torch: DdpTimes | None = None
+    """What torch's own logger says, as averages (``_get_ddp_logging_data``)."""
+    picture: DdpStep | None = None
+    """The step that is nearest to the medians."""
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything that is said about one job."""
 
@@ -263,4 +381,7 @@ class Report:
     timing: TimingEntry
     notes: tuple[str, ...]
     window: Window | None = None
+    waits: tuple[WaitEntry, ...] = ()
+    lateness: Lateness | None = None
+    ddp: tuple[DdpEntry, ...] = ()
     schema: str = field(default=SCHEMA)

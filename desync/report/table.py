@@ -19,6 +19,9 @@ from desync.report.page import Page, joined
 from desync.report.text import rank_set, shapes
 
 MAX_ROWS = 12
+BEFORE = 4
+AFTER = 2
+"""At most so many columns are shown before and after the one of the divergence."""
 MAX_CELL = 30
 GAP = "  "
 
@@ -58,9 +61,9 @@ class _Column:
 
 def render_table(page: Page, report: Report) -> None:
     """The window of the report; nothing if it has none."""
-    window = report.window
-    if window is None or not window.rows:
+    if report.window is None or not report.window.rows:
         return
+    window = around(report.window, BEFORE, AFTER)
     culprits = set(report.verdict.culprit_ranks)
     columns = [_column(page, window, index) for index in range(len(window.columns))]
     rows = _merged(window.rows, columns, culprits)
@@ -72,6 +75,16 @@ def render_table(page: Page, report: Report) -> None:
     for label, (ranks, index) in zip(labels, shown, strict=True):
         _row(page, columns, index, label, side, culprit=bool(culprits.intersection(ranks)))
     page.rest(len(rows) - len(shown))
+
+
+def around(window: Window, before: int, after: int) -> Window:
+    """The window with at most so many columns on each side of the divergence; rows that are equal now are one."""
+    low, high = max(0, window.at - before), window.at + after + 1
+    rows: dict[tuple[Cell | None, ...], list[int]] = {}
+    for row in window.rows:
+        rows.setdefault(row.cells[low:high], []).extend(row.ranks)
+    kept = tuple(WindowRow(tuple(sorted(ranks)), cells) for cells, ranks in rows.items())
+    return Window(window.group, window.columns[low:high], window.at - low, kept)
 
 
 def _merged(rows: Sequence[WindowRow], columns: Sequence[_Column], culprits: set[int]) -> list[tuple[tuple[int, ...], int]]:

@@ -9,9 +9,9 @@ from desync.report.frames import bounded_frame
 from desync.report.model import Cell, CellState, Window, WindowRow
 from desync.report.text import NAME, bounded
 
-BEFORE = 4
-AFTER = 2
-"""Columns before and after the one of the divergence."""
+BEFORE = 12
+AFTER = 4
+"""Columns before and after the one of the divergence; a narrow rendering shows fewer."""
 
 _AT = {
     OperationState.WAITING: CellState.WAITING,

@@ -202,10 +202,10 @@ def test_the_window_shows_what_each_rank_did_around_the_divergence() -> None:
     )
 
     assert [_signs(cells) for cells in rows] == [
-        "done done done done waiting waiting done",
-        "done done done done failed . .",
-        "done done done done absent . .",
-        "unseen unseen done done absent . .",
+        "done done done done done done waiting waiting done",
+        "done done done done done done failed . .",
+        "done done done done done done absent . .",
+        "unseen unseen unseen unseen done done absent . .",
     ]
 
 

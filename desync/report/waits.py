@@ -1,0 +1,109 @@
+"""Who waits for whom: each operation that ranks are inside, with the members of its group that have not come to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from desync.model import Divergence, Evidence, Group, Kind, Operation, OperationState, Trace
+from desync.report.model import WaitEntry
+from desync.report.text import NAME, bounded
+
+LOOK_BACK = 2048
+"""Rows of each rank that are looked at, newest first: what it waits for is among the last."""
+MAX_EDGES = 512
+
+
+@dataclass(slots=True)
+class _Frontier:
+    """How far one rank has come."""
+
+    open: dict[str, Operation] = field(default_factory=dict)
+    """By group, the first collective that it is still inside (or that failed under it)."""
+    last: dict[str, int] = field(default_factory=dict)
+    """By group, the number of the last collective that it entered."""
+    pairs: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """By group, source and destination, the number of the last send or recv."""
+    open_pairs: list[Operation] = field(default_factory=list)
+
+
+def build_waits(evidence: Evidence, divergence: Divergence | None) -> tuple[WaitEntry, ...]:
+    """The edges, those of most ranks first; ranks that wait in the same operation for the same others share one."""
+    frontiers = {trace.rank: _frontier(trace) for trace in evidence.traces}
+    groups = {name: group for trace in evidence.traces for name, group in trace.groups.items()}
+    edges: dict[tuple[tuple[int, ...], Kind, str, int, str], list[int]] = {}
+    for rank, frontier in frontiers.items():
+        for operation, missing in _missed(rank, frontier, frontiers, groups):
+            key = (missing, operation.call.kind, operation.group, operation.seq, operation.call.op)
+            edges.setdefault(key, []).append(rank)
+    made = [
+        WaitEntry(tuple(sorted(ranks)), missing, kind, bounded(group, NAME), seq, bounded(op, NAME))
+        for (missing, kind, group, seq, op), ranks in edges.items()
+    ]
+    made += _creation(divergence)
+    return tuple(sorted(made, key=lambda edge: (-len(edge.ranks), edge.ranks, edge.group))[:MAX_EDGES])
+
+
+def _frontier(trace: Trace) -> _Frontier:
+    frontier, table = _Frontier(), trace.operations
+    for index in range(len(table) - 1, max(-1, len(table) - 1 - LOOK_BACK), -1):
+        call = table.calls[table.call[index]]
+        if call.kind is Kind.COLLECTIVE:
+            group = table.groups[table.group[index]]
+            frontier.last.setdefault(group, table.seq[index])
+            if table.completed[index] <= 0 and _is_open(operation := table.row(trace.rank, index)):
+                frontier.open[group] = operation
+        elif call.kind is Kind.P2P and call.peer is not None:
+            operation = table.row(trace.rank, index)
+            frontier.pairs.setdefault(_pair(operation), operation.seq)
+            if _is_open(operation):
+                frontier.open_pairs.append(operation)
+    return frontier
+
+
+def _is_open(operation: Operation) -> bool:
+    return operation.pending or operation.failed
+
+
+def _pair(operation: Operation) -> tuple[str, int, int]:
+    """The pair of ranks, source first."""
+    peer = -1 if operation.call.peer is None else operation.call.peer
+    ends = (peer, operation.rank) if "recv" in operation.call.op else (operation.rank, peer)
+    return (operation.group, *ends)
+
+
+def _missed(
+    rank: int, frontier: _Frontier, frontiers: Mapping[int, _Frontier], groups: Mapping[str, Group]
+) -> Iterable[tuple[Operation, tuple[int, ...]]]:
+    """Each operation that a rank is inside, with the ranks that it misses there."""
+    for name, operation in frontier.open.items():
+        members = groups[name].ranks if name in groups else ()
+        missing = tuple(sorted(member for member in members if member != rank and _behind(frontiers.get(member), operation)))
+        if missing:
+            yield operation, missing
+    for operation in frontier.open_pairs:
+        peer = operation.call.peer
+        other = frontiers.get(peer) if peer is not None else None
+        if peer is not None and (other is None or other.pairs.get(_pair(operation), 0) < operation.seq):
+            yield operation, (peer,)
+
+
+def _behind(frontier: _Frontier | None, operation: Operation) -> bool:
+    """Whether a rank has not come to that operation; one that called another thing at its place has not either."""
+    if frontier is None:
+        return True
+    there = frontier.open.get(operation.group)
+    other = there is not None and there.seq == operation.seq and there.call.op != operation.call.op
+    return other or frontier.last.get(operation.group, 0) < operation.seq
+
+
+def _creation(divergence: Divergence | None) -> list[WaitEntry]:
+    """The edge of a creation of a group, or of a rendezvous, to which some did not come."""
+    if divergence is None or divergence.kind in ("collective", "p2p"):
+        return []
+    waiting = [rank for rank, at in divergence.by_rank.items() if at.state is OperationState.WAITING]
+    absent = [rank for rank, at in divergence.by_rank.items() if at.state is not OperationState.WAITING]
+    if not waiting or not absent:
+        return []
+    group, op = bounded(divergence.group.name, NAME), bounded(divergence.op, NAME)
+    return [WaitEntry(tuple(sorted(waiting)), tuple(sorted(absent)), Kind.GROUP, group, divergence.seq, op)]
