@@ -58,7 +58,7 @@ class Heap:
             decoder = _DECODERS.get(kind)
             try:
                 decoded = decoder(payload) if decoder else None
-            except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+            except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError):
                 self.damaged = True
         else:
             self.damaged = True
@@ -94,6 +94,14 @@ def _tensors(payload: Any) -> Tensors:
     return Tensors(tuple(tuple(int(n) for n in shape) for shape in shapes), tuple(map(str, dtypes)), int(cut))
 
 
+def _text(payload: Any) -> str | None:
+    return None if payload is None else str(payload)
+
+
+def _flag(payload: Any) -> bool | None:
+    return payload if isinstance(payload, bool) else None
+
+
 def _ints(payload: Any) -> tuple[int, ...] | None:
     return None if payload is None else tuple(int(n) for n in payload)
 
@@ -104,7 +112,7 @@ def _call(payload: Any) -> Call:
         kind=Kind(payload["kind"]),
         inputs=_tensors(payload.get("in", ((), (), 0))),
         outputs=_tensors(payload.get("out", ((), (), 0))),
-        reduce_op=payload.get("reduce_op"),
+        reduce_op=_text(payload.get("reduce_op")),
         in_splits=_ints(payload.get("in_splits")),
         out_splits=_ints(payload.get("out_splits")),
         members=_ints(payload.get("members")),
@@ -115,8 +123,8 @@ def _group(payload: Any) -> Group:
     return Group(
         name=str(payload["name"]),
         ranks=tuple(int(rank) for rank in payload["ranks"]),
-        description=payload.get("description"),
-        backend=payload.get("backend"),
+        description=_text(payload.get("description")),
+        backend=_text(payload.get("backend")),
     )
 
 
@@ -136,14 +144,14 @@ def _ddp(payload: Any) -> DdpModule:
         group=str(payload["group"]),
         parameters=tuple(map(str, payload["parameters"])),
         buckets=tuple(tuple(int(n) for n in bucket) for bucket in payload["buckets"]),
-        find_unused_parameters=payload.get("find_unused_parameters"),
-        static_graph=payload.get("static_graph"),
+        find_unused_parameters=_flag(payload.get("find_unused_parameters")),
+        static_graph=_flag(payload.get("static_graph")),
     )
 
 
 def _label(payload: Any) -> tuple[str | None, str | int | None]:
     name, value = payload
-    return (None if name is None else str(name)), (value if isinstance(value, (str, int)) else None)
+    return _text(name), (value if isinstance(value, (str, int)) else None)
 
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
@@ -205,7 +213,7 @@ class TraceBuilder:
             exit=self._exit(),
             ddp=tuple(self._heap.ddp.values()),
             pid=header[Header.PID],
-            node=self._node or self._heap.info.get("node"),
+            node=self._node or _text(self._heap.info.get("node")),
             world_size=header[Header.WORLD_SIZE] or None,
             dropped=max(0, (operations[0][Field.AFTER] - 1) if operations else header[Header.OPERATIONS]),
             notes=(*self._heap.notes, *self._gaps(torn)),
@@ -324,7 +332,7 @@ class TraceBuilder:
             tag=record[Field.TAG] if flags & Flag.HAS_TAG else None,
             in_splits=base.in_splits,
             out_splits=base.out_splits,
-            is_async=bool(flags & Flag.ASYNC) if base.kind is not Kind.GROUP else None,
+            is_async=bool(flags & Flag.ASYNC) if base.kind is Kind.COLLECTIVE else None,
             site=site if isinstance(site, CallSite) else None,
             bucket=bucket if isinstance(bucket, str) else None,
             members=base.members,

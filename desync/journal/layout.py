@@ -31,6 +31,7 @@ DEFAULT_SLOTS = 16384
 DEFAULT_HEAP_BYTES = 4 * 1024 * 1024
 ENTRY_HEAD = struct.Struct("@qq")
 """Before each entry of the heap: its length in bytes (0 while it is not complete) and the CRC-32 of its bytes."""
+MAX_ENTRY_BYTES = 1 << 20
 
 
 class Header:

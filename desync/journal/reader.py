@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import sys
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from desync.journal.layout import (
     ENTRY_HEAD,
     HEADER_BYTES,
     MAGIC,
+    MAX_ENTRY_BYTES,
     RECORD_WORDS,
     VERSION,
     WORD,
@@ -35,7 +37,7 @@ from desync.model import Call, Trace
 
 MAX_FILE_BYTES = 1 << 30
 MAX_SLOTS = 1 << 22
-MAX_ENTRY_BYTES = 1 << 20
+MAX_TIME = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,12 @@ class JournalReader:
         return bool(self._word(Header.EXIT_TIME))
 
     def _word(self, word: int) -> int:
-        return int.from_bytes(self._map[word * WORD : word * WORD + WORD], "little", signed=True)
+        return int.from_bytes(self._map[word * WORD : word * WORD + WORD], sys.byteorder, signed=True)
 
     def wall(self, monotonic: int) -> int:
-        """Epoch ns of a monotonic time of this journal."""
-        return monotonic + self._header[Header.START_WALL] - self._header[Header.START_MONOTONIC]
+        """Epoch ns of a monotonic time of this journal; a damaged time is cut to what 64 bits hold."""
+        epoch = monotonic + self._header[Header.START_WALL] - self._header[Header.START_MONOTONIC]
+        return max(-MAX_TIME, min(epoch, MAX_TIME))
 
     def pulse(self) -> Pulse:
         """A few words of the header and the newest record."""

@@ -2,7 +2,8 @@
 
 Nothing here takes a lock on the way that every operation takes: a serial number is drawn from an ``itertools.count`` (atomic
 under the GIL), and the record goes into a slot that no other thread has.  Interning, which is rare, takes a re-entrant lock,
-because a signal handler of the user may run in the middle of it and call a collective itself.
+because a signal handler of the user may run in the middle of it and call a collective itself: what that would intern is not
+recorded, since the heap is then half written.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from desync.journal.layout import (
     ENTRY_HEAD,
     HEADER_BYTES,
     MAGIC,
+    MAX_ENTRY_BYTES,
     RECORD,
     RECORD_BYTES,
     RECORD_WORDS,
     VERSION,
     WORD,
     Field,
+    Flag,
     Header,
     file_bytes,
     heap_offset,
@@ -36,6 +39,9 @@ from desync.journal.layout import (
 
 _RING_WORD = HEADER_BYTES // WORD
 _now = time.monotonic_ns
+_BULK = frozenset({"call", "site", "label"})
+"""Kinds of entries that may be many: the last sixteenth of the heap is kept for the others."""
+_SMALLEST_ENTRY = ENTRY_HEAD.size + WORD
 
 
 class JournalWriter:
@@ -64,10 +70,12 @@ class JournalWriter:
         self.words = memoryview(self._map).cast("q")
         self._heap_at = heap_offset(slots)
         self._heap_bytes = heap_bytes
-        self._heap_used = 0
+        # Bytes used and number of entries: one tuple, so that an exception of a signal handler cannot part them.
+        self._filled = (0, 0)
+        self._bulk_bytes = heap_bytes - heap_bytes // 16
         self._numbers: dict[Hashable, int] = {}
-        self._entries = 0
         self._lock = threading.RLock()
+        self._appending = False
         self._serial = itertools.count(1)
         self._operations = itertools.count(1)
         self._pack = RECORD.pack_into
@@ -100,24 +108,35 @@ class JournalWriter:
         with self._lock:
             if key is not None and (number := self._numbers.get((kind, key))) is not None:
                 return number
-            number = self._append(json.dumps([kind, payload], separators=(",", ":")).encode("utf-8", "backslashreplace"))
-            if key is not None:
+            room = (self._bulk_bytes if kind in _BULK else self._heap_bytes) - self._filled[0]
+            if self._appending or room < _SMALLEST_ENTRY:
+                return self._refused()
+            self._appending = True
+            try:
+                number = self._append(_encoded(kind, payload), room)
+            finally:
+                self._appending = False
+            # What found no room is not remembered: neither the heap nor this process may grow without bounds.
+            if key is not None and number:
                 self._numbers[(kind, key)] = number
             return number
 
-    def _append(self, data: bytes) -> int:
-        room = -(-len(data) // WORD) * WORD + ENTRY_HEAD.size
-        if self._heap_used + room > self._heap_bytes:
-            self.words[Header.HEAP_REFUSED] += 1
-            return 0
-        at = self._heap_at + self._heap_used
+    def _append(self, data: bytes, room: int) -> int:
+        needed = -(-len(data) // WORD) * WORD + ENTRY_HEAD.size
+        if needed > room or len(data) > MAX_ENTRY_BYTES:
+            return self._refused()
+        used, entries = self._filled
+        at = self._heap_at + used
         self._map[at + ENTRY_HEAD.size : at + ENTRY_HEAD.size + len(data)] = data
         ENTRY_HEAD.pack_into(self._map, at, len(data), zlib.crc32(data))
-        self._heap_used += room
-        self._entries += 1
-        self.words[Header.HEAP_USED] = self._heap_used
-        self.words[Header.HEAP_ENTRIES] = self._entries
-        return self._entries
+        self._filled = (used + needed, entries + 1)
+        self.words[Header.HEAP_USED] = used + needed
+        self.words[Header.HEAP_ENTRIES] = entries + 1
+        return entries + 1
+
+    def _refused(self) -> int:
+        self.words[Header.HEAP_REFUSED] += 1
+        return 0
 
     def operation(
         self,
@@ -199,6 +218,12 @@ class JournalWriter:
         if self.words[word] == serial:
             self.words[word + Field.COMPLETED] = -_now() if failed else _now()
 
+    def completion_unknown(self, serial: int) -> None:
+        """Take back that the completion of an operation would be seen: a missing one proves nothing any more."""
+        word = _RING_WORD + serial % self.slots * RECORD_WORDS
+        if self.words[word] == serial:
+            self.words[word + Field.TYPE] &= ~Flag.COMPLETION_KNOWN
+
     def count(self, header_word: int) -> int:
         """Add one to a counter of progress and return it."""
         value = self.words[header_word] + 1
@@ -222,7 +247,21 @@ class JournalWriter:
 
     def note(self, text: str) -> None:
         """Say once what could not be recorded."""
-        self.intern("note", text[:500], key=text)
+        self.intern("note", text[:500], key=text[:500])
+
+    def detach(self) -> None:
+        """Write into memory of this process alone from now on: for a forked child, which shares the file with its parent.
+
+        Code of the child that still holds this writer goes on unharmed; another thread of the parent may have held the lock.
+        """
+        self._lock = threading.RLock()
+        self._appending = False
+        self._map = mmap.mmap(-1, file_bytes(self.slots, self._heap_bytes))
+        self.words = memoryview(self._map).cast("q")
+
+
+def _encoded(kind: str, payload: Any) -> bytes:
+    return json.dumps([kind, payload], separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
 def _process_start() -> int:

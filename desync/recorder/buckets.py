@@ -27,12 +27,10 @@ class Bucket:
     label: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Launches:
     """Where one DDP module stands in launching its buckets."""
 
-    group: Any
-    """Its ``ProcessGroup``."""
     buckets: list[Bucket] = field(default_factory=list)
     next: int = 0
     unused_map: int = 0
@@ -42,6 +40,7 @@ class Launches:
 
 
 modules: list[Launches] = []
+"""In the order of their last forwards: backward meets them the other way round."""
 
 
 class _Context(threading.local):
@@ -59,6 +58,14 @@ def activate() -> None:
     function = getattr(graph, "_engine_run_backward", None)
     _engine = getattr(function, "__code__", None)
     active = True
+
+
+def begin(module: Launches) -> None:
+    """A forward begins whose backward will launch all buckets of the module."""
+    module.next = 0
+    if modules and modules[-1] is not module and module in modules:
+        modules.remove(module)
+        modules.append(module)
 
 
 def launched(tensors: Any, caller: FrameType | None) -> int:

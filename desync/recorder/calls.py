@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from desync.journal.layout import Flag, RecordType
+from desync.journal.layout import Flag, Header, RecordType
+from desync.journal.writer import JournalWriter
 from desync.recorder import exceptions
 from desync.recorder.groups import WORLD, Groups
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
 
+MAX_RANKS = 1 << 16
 NAMES = ("new_group", "split_group", "shrink_group")
+
+
+class _Inside(threading.local):
+    """How many of these calls this thread is in."""
+
+    depth = 0
 
 
 class GroupCalls:
@@ -26,21 +35,20 @@ class GroupCalls:
         self.groups = groups
         self.sites = sites
         self._sequence = itertools.count(1)
-        self._depth = 0
+        self._inside = _Inside()
 
     @quiet("recording group calls")
     def entered(self, op: str, members: tuple[int, ...] | None = None) -> int | None:
         """Record the beginning; returns the serial number, None for calls that another of these made itself."""
-        self._depth += 1
-        if self._depth > 1:
+        self._inside.depth += 1
+        if self._inside.depth > 1:
             return None
-        import time
-
         if sys.exc_info()[1] is not None:
             exceptions.held_back(self.session)
         writer = self.session.writer
         call = writer.intern("call", {"op": op, "kind": "group", "members": members}, key=(op, members))
-        world = writer.intern("group", {"name": WORLD, "ranks": _world_ranks(), "description": WORLD}, key=WORLD)
+        # The group itself may not exist yet; when it does, its own entry takes the place of this one.
+        world = writer.intern("group", {"name": WORLD, "ranks": _world_ranks(writer), "description": WORLD}, key=WORLD)
         return writer.operation(
             RecordType.OPERATION | Flag.COMPLETION_KNOWN,
             world,
@@ -57,17 +65,19 @@ class GroupCalls:
     @quiet("recording group calls")
     def left(self, serial: int | None, failed: bool) -> None:
         """Record the end."""
-        self._depth -= 1
+        self._inside.depth -= 1
         if serial is not None:
             self.session.writer.left(serial)
             self.session.writer.completed(serial, failed)
 
-    def around(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
-        """``original`` with both recorded."""
+    def around(
+        self, original: Callable[..., Any], op: str, members: tuple[int, ...] | None = None
+    ) -> Callable[..., Any]:
+        """``original`` with both recorded; ``members`` are ranks of the group, where its arguments do not tell them."""
 
         @functools.wraps(original)
         def call(*arguments: Any, **options: Any) -> Any:
-            serial = self.entered(op, _members(op, arguments, options))
+            serial = self.entered(op, members or _members(op, arguments, options))
             try:
                 result = original(*arguments, **options)
             except BaseException:
@@ -87,6 +97,5 @@ def _members(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
         return None
 
 
-def _world_ranks() -> list[int]:
-    size = os.environ.get("WORLD_SIZE", "")
-    return list(range(int(size))) if size.isdigit() and int(size) < 1 << 20 else []
+def _world_ranks(writer: JournalWriter) -> list[int]:
+    return list(range(min(writer.words[Header.WORLD_SIZE], MAX_RANKS)))

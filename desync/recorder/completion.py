@@ -1,12 +1,15 @@
 """When the communication of an operation is over, learnt without keeping its tensors alive.
 
-Gloo's collectives have a future that calls back from gloo's own thread.  Its sends and receives have none; for them the return
-of ``Work.wait`` is what can be seen, and until then their ``Work`` is kept: gloo's tensors are in host memory, and torch itself
-demands that the caller keeps the handle until it has waited.  Works of other backends are never touched.
+Most of gloo's collectives have a future that calls back from gloo's own thread.  Its sends, receives and reduce_scatters have
+none; for them the return of ``Work.wait`` is what can be seen, and until then their ``Work`` is kept, as torch itself demands
+of the caller.  A handle that nobody else holds any more is let go of: nobody will wait on it.  Works of other backends are
+never touched.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +18,9 @@ from desync.recorder.session import Session
 
 PART = "seeing operations complete"
 MAX_HANDLES = 256
-"""Handles kept for sends and receives on which nobody has waited."""
+"""Handles kept of operations on which nobody has waited."""
+OWN_REFERENCES = 3
+"""To a kept handle, as ``sys.getrefcount`` counts where only the recorder holds it: the table's, a variable's, the call's."""
 
 
 def watcher(session: Session, operator: Operator) -> Callable[[Any, int], None]:
@@ -30,8 +35,12 @@ def _called_back(session: Session) -> Callable[[Any, int], None]:
 
     unbox = Work.unbox
     completed = session.writer.completed
+    keep = _waited(session)
+    has_future = True
 
     def finish(result: Any, serial: int) -> None:
+        nonlocal has_future
+
         def done(future: Any) -> None:
             try:
                 future.value()
@@ -40,11 +49,17 @@ def _called_back(session: Session) -> Callable[[Any, int], None]:
             else:
                 completed(serial)
 
-        try:
-            work = result[-1] if type(result) is tuple else result
-            unbox(work).get_future().add_done_callback(done)
-        except Exception as error:  # noqa: BLE001 - the job comes first
-            session.failed(PART, error)
+        if has_future:
+            try:
+                unbox(result[-1] if type(result) is tuple else result).get_future().add_done_callback(done)
+                return
+            except RuntimeError:
+                has_future = False  # as all works of gloo's reduce_scatter
+            except Exception as error:  # noqa: BLE001 - the job comes first
+                session.writer.completion_unknown(serial)
+                session.failed(PART, error)
+                return
+        keep(result, serial)
 
     return finish
 
@@ -56,15 +71,17 @@ def _waited(session: Session) -> Callable[[Any, int], None]:
 
     def finish(result: Any, serial: int) -> None:
         try:
-            _Handles.of(session).keep(unbox(result), serial)
+            work = unbox(result[-1] if type(result) is tuple else result)
+            _Handles.of(session).keep(work, serial)
         except Exception as error:  # noqa: BLE001 - the job comes first
+            session.writer.completion_unknown(serial)
             session.failed(PART, error)
 
     return finish
 
 
 class _Handles:
-    """The sends and receives on which nobody has waited yet."""
+    """The operations on which nobody has waited yet."""
 
     _instance: _Handles | None = None
 
@@ -75,21 +92,33 @@ class _Handles:
 
     @classmethod
     def of(cls, session: Session) -> _Handles:
-        if cls._instance is None:
+        if cls._instance is None or cls._instance._session is not session:
             cls._instance = cls(session)
         return cls._instance
 
     def keep(self, work: Any, serial: int) -> None:
-        if len(self._kept) >= MAX_HANDLES:
-            self._kept.pop(next(iter(self._kept)), None)
+        self._let_go_of_one()
         # While the handle is kept, torch gives the same Python object for it everywhere, so that its id finds it again.
         self._kept[id(work)] = (work, serial)
+
+    def _let_go_of_one(self) -> None:
+        """Look at the oldest handle: drop it if nobody else holds it (or there are too many), else let it go last."""
+        oldest = next(iter(self._kept), None)
+        entry = self._kept.pop(oldest, None) if oldest is not None else None
+        if oldest is None or entry is None:
+            return  # there is none, or another thread has just waited on it
+        work, serial = entry
+        if len(self._kept) >= MAX_HANDLES or sys.getrefcount(work) <= OWN_REFERENCES:
+            self._session.writer.completion_unknown(serial)
+        else:
+            self._kept[oldest] = entry
 
     def _wrap_wait(self) -> None:
         from torch._C._distributed_c10d import Work
 
         original, kept, writer = Work.wait, self._kept, self._session.writer
 
+        @functools.wraps(original)
         def wait(work: Any, *arguments: Any, **options: Any) -> Any:
             entry = kept.get(id(work)) if kept else None
             try:

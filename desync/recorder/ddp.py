@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize, ref
 
 from desync.journal.layout import Flag, Header, RecordType
-from desync.recorder import buckets
+from desync.recorder import buckets, compiler
 from desync.recorder.groups import Groups
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
@@ -27,8 +28,12 @@ class Watched:
     """What is known of one DDP module."""
 
     name: str
+    title: str
+    """What its buckets' labels call it: "" for the process's first module."""
     group: str
-    parameters: list[Any]
+    parameters: list[ref[Any]]
+    """Weakly: a parameter's hooks may refer to the module, which could then never be freed."""
+    elements: list[int]
     names: list[str]
     launches: buckets.Launches
     layout: list[list[int]] = field(default_factory=list)
@@ -45,6 +50,8 @@ class Ddp:
         self.groups = groups
         self.sites = sites
         self._watched: WeakKeyDictionary[Any, Watched] = WeakKeyDictionary()
+        self._made: dict[str, int] = {}
+        """How many modules of each class there have been."""
 
     def install(self) -> None:
         """Wrap the class.  Raises AttributeError where a torch lacks what is wrapped; what was wrapped until then stays."""
@@ -70,22 +77,23 @@ class Ddp:
     def _around_pre_forward(self, original: Any) -> Any:
         @functools.wraps(original)
         def _pre_forward(ddp: Any, *inputs: Any, **options: Any) -> Any:
+            if compiler.is_compiling():
+                return original(ddp, *inputs, **options)
             self._forward_begins(ddp)
             result = original(ddp, *inputs, **options)
             self._forward_prepared(ddp)
             return result
 
-        _pre_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # read by torch._dynamo
         return _pre_forward
 
     def _around_post_forward(self, original: Any) -> Any:
         @functools.wraps(original)
         def _post_forward(ddp: Any, output: Any) -> Any:
             result = original(ddp, output)
-            self._forward_ends(ddp)
+            if not compiler.is_compiling():
+                self._forward_ends(ddp)
             return result
 
-        _post_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # read by torch._dynamo
         return _post_forward
 
     def _around_comm_hook(self, original: Any) -> Any:
@@ -99,20 +107,26 @@ class Ddp:
     def _built(self, ddp: Any, parameters: list[Any], expect_sparse: list[bool], names: dict[int, str]) -> None:
         if not buckets.active:
             buckets.activate()
-        base = type(ddp.module).__name__
-        same = sum(watched.name.partition("#")[0] == base for watched in self._watched.values())
+        name = self._free_name(type(ddp.module).__name__)
         watched = Watched(
-            name=base if not same else f"{base}#{same + 1}",
+            name=name,
+            title=f" of {name}" if sum(self._made.values()) > 1 else "",
             group=self.groups.find(ddp.process_group).name,
-            parameters=parameters,
-            names=[names.get(index, f"parameter {index}") for index in range(len(parameters))],
-            launches=buckets.Launches(ddp.process_group),
+            parameters=[ref(parameter) for parameter in parameters],
+            elements=[parameter.numel() for parameter in parameters],
+            names=[names.get(index, f"parameter {index}").lstrip(".") for index in range(len(parameters))],
+            launches=buckets.Launches(),
         )
         self._watched[ddp] = watched
         buckets.modules.append(watched.launches)
+        finalize(ddp, _forget, watched.launches).atexit = False
         if ddp.find_unused_parameters:
             watched.launches.unused_map = self._text(f"DDP's map of used parameters of {watched.name}")
         self._set_layout(ddp, watched, _initial_layout(ddp, parameters, expect_sparse))
+
+    def _free_name(self, base: str) -> str:
+        self._made[base] = number = self._made.get(base, 0) + 1
+        return base if number == 1 else f"{base}#{number}"
 
     def _text(self, text: str) -> int:
         return self.session.writer.intern("text", text, key=text)
@@ -121,8 +135,8 @@ class Ddp:
         watched.layout = layout
         watched.launches.buckets = [
             buckets.Bucket(
-                elements=sum(watched.parameters[index].numel() for index in indices),
-                label=self._text(_label(number, [watched.names[index] for index in indices])),
+                elements=sum(watched.elements[index] for index in indices),
+                label=self._text(_label(f"{number}{watched.title}", [watched.names[index] for index in indices])),
             )
             for number, indices in enumerate(layout)
         ]
@@ -156,7 +170,7 @@ class Ddp:
         watched = self._watched.get(ddp)
         if watched is None or not torch.is_grad_enabled() or not ddp.require_backward_grad_sync:
             return
-        watched.launches.next = 0
+        buckets.begin(watched.launches)
         if watched.looks_left and not ddp.find_unused_parameters:
             watched.looks_left -= 1
             self._look_for_rebuilt(ddp, watched)
@@ -169,7 +183,8 @@ class Ddp:
             watched.looks_left = 0
         elif watched.looks_left == LAYOUT_LOOKS - 2 and (order := data.get("prev_iteration_grad_ready_order_indices")):
             # torch says it one iteration late; until then the same function that it uses tells the new layout.
-            layout = _rebuilt_layout(ddp, watched.parameters, _indices(str(order), ", "))
+            parameters = [parameter() for parameter in watched.parameters]
+            layout = _rebuilt_layout(ddp, parameters, _indices(str(order), ", "))
         else:
             return
         if layout != watched.layout and sorted(chain.from_iterable(layout)) == list(range(len(watched.parameters))):
@@ -201,7 +216,13 @@ class Ddp:
         known = watched.launches.buckets
         if index < len(known) and known[index].elements == bucket.buffer().numel():
             return known[index].label
-        return self._text(_label(index, []))
+        return self._text(_label(f"{index}{watched.title}", []))
+
+
+def _forget(launches: buckets.Launches) -> None:
+    """The module is gone."""
+    with contextlib.suppress(ValueError):
+        buckets.modules.remove(launches)
 
 
 def _initial_layout(ddp: Any, parameters: list[Any], expect_sparse: list[bool]) -> list[list[int]]:
@@ -236,7 +257,7 @@ def _indices(text: str, separator: str) -> list[int]:
     return [int(part) for part in text.split(separator) if part.strip()]
 
 
-def _label(number: int, names: Sequence[str]) -> str:
+def _label(number: str, names: Sequence[str]) -> str:
     if not names:
         return f"DDP bucket {number}"
     more = f", … {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""

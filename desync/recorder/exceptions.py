@@ -3,68 +3,89 @@
 from __future__ import annotations
 
 import sys
-import traceback
+from collections import deque
+from types import TracebackType
 from typing import Any
 
 from desync.journal.layout import RecordType
+from desync.recorder import session as sessions
 from desync.recorder.session import Session, quiet
-from desync.recorder.sites import walk
+from desync.recorder.sites import function_name, users_frames
 
 MAX_MESSAGE = 4000
 MAX_FRAMES = 30
 _QUIET_TYPES = (StopIteration, StopAsyncIteration, GeneratorExit)
 
-_last_held = 0
+Raised = tuple[int, type, int, int]
+
+_lately: deque[Raised] = deque(maxlen=16)
+"""What tells the last exceptions apart, without keeping them (and all that their frames hold) alive."""
 
 
+@quiet("recording exceptions")
 def held_back(session: Session) -> None:
-    """Record the exception that this thread is handling, once; only its id is kept, never the object with its frames."""
-    global _last_held
+    """Record the exception that this thread is handling, unless that has been done."""
     error = sys.exc_info()[1]
-    if error is None or id(error) == _last_held or isinstance(error, _QUIET_TYPES):
+    if error is None or isinstance(error, _QUIET_TYPES):
         return
-    _last_held = id(error)
-    record(session, error, uncaught=False)
+    raised = _identity(error)
+    if raised not in _lately:
+        _lately.append(raised)
+        record(session, error, uncaught=False)
+
+
+def _identity(error: BaseException) -> Raised:
+    """An id alone will not do: the next exception often lies where the last one was."""
+    trace = _innermost(error)
+    return id(error), type(error), *((id(trace.tb_frame.f_code), trace.tb_lineno) if trace is not None else (0, 0))
+
+
+def _innermost(error: BaseException) -> TracebackType | None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace
 
 
 @quiet("recording exceptions")
 def record(session: Session, error: BaseException, uncaught: bool) -> None:
     """Record an exception with its message and last frames."""
-    frames = [
-        (frame.name, frame.filename, frame.lineno or 0) for frame in reversed(traceback.extract_tb(error.__traceback__))
-    ]
     payload = {
         "type": _type_name(error),
         "message": _message(error),
-        "frames": frames[:MAX_FRAMES],
+        "frames": _frames(error),
         "uncaught": uncaught,
         "out_of_memory": is_out_of_memory(error),
     }
     writer = session.writer
-    writer.mark(
-        RecordType.EXCEPTION, name=writer.intern("failure", payload), site=_site(session, error), thread=session.thread()
-    )
+    # The same failure again (a retry in every step) must not fill the heap.
+    failure = writer.intern("failure", payload, key=repr(payload))
+    writer.mark(RecordType.EXCEPTION, name=failure, site=_site(session, error), thread=session.thread())
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out: torch's own type, Python's, or the messages of torch's allocators."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    text = str(error)[:MAX_MESSAGE]
-    return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in _message(error) for words in _OUT_OF_MEMORY)
 
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
 
 
-def _site(session: Session, error: BaseException) -> int:
+def _frames(error: BaseException) -> list[tuple[str, str, int]]:
+    """The last frames, innermost first.  ``traceback`` would read the source files, which may lie on a slow disk."""
+    found: deque[tuple[str, str, int]] = deque(maxlen=MAX_FRAMES)
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        found.appendleft((function_name(code), code.co_filename, trace.tb_lineno or 0))
         trace = trace.tb_next
-    frames, _ = walk(trace.tb_frame if trace is not None else None)
-    if trace is not None and frames and frames[0][1] == trace.tb_frame.f_code.co_filename:
-        # The frame has moved on since (it is handling the exception); the traceback knows the line that raised.
-        frames[0] = (frames[0][0], frames[0][1], trace.tb_lineno)
+    return list(found)
+
+
+def _site(session: Session, error: BaseException) -> int:
+    frames = users_frames(error.__traceback__)
     return session.writer.intern("site", frames, key=repr(frames)) if frames else 0
 
 
@@ -75,28 +96,39 @@ def _type_name(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        text = str(error)
+        return str(error)[:MAX_MESSAGE]
     except Exception as broken:  # noqa: BLE001 - __str__ of a user's exception may do anything
         return f"(its message cannot be had: {type(broken).__name__})"
-    return text[:MAX_MESSAGE]
 
 
-def install(session: Session) -> None:
+def install() -> None:
     """Chain ourselves before the hooks for uncaught exceptions of the interpreter and of threads."""
     import threading
 
     main_hook, thread_hook = sys.excepthook, threading.excepthook
 
     def on_main(kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, BaseException) and not isinstance(error, SystemExit):
-            record(session, error, uncaught=True)
-            session.exit_code = 1
+        _uncaught(error)
         main_hook(kind, error, trace)
 
     def on_thread(arguments: Any) -> None:
-        if isinstance(arguments.exc_value, Exception):
-            record(session, arguments.exc_value, uncaught=True)
+        if sessions.current is not None and isinstance(arguments.exc_value, Exception):
+            record(sessions.current, arguments.exc_value, uncaught=True)
         thread_hook(arguments)
 
     sys.excepthook = on_main
     threading.excepthook = on_thread
+
+
+def _uncaught(error: Any) -> None:
+    session = sessions.current
+    if session is not None and isinstance(error, BaseException) and not isinstance(error, SystemExit):
+        record(session, error, uncaught=True)
+        session.exit_code = exit_status(error)
+
+
+def exit_status(error: BaseException) -> int:
+    """The status with which the interpreter ends after an uncaught exception; negative: by that signal, sent to itself."""
+    import signal
+
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any, NoReturn
 
@@ -22,13 +24,19 @@ GIL_PAUSE_S = 0.1
 aborts (up to a third of plain jobs).  This long without the GIL let every one of 30 jobs end well."""
 
 
+_installed = False
+
+
 def install(owner: Session) -> None:
     """Watch every way in which this process can end."""
-    exceptions.install(owner)
-    atexit.register(_at_exit)
-    _wrap_exit_functions(owner)
+    global _installed
+    if not _installed:
+        _installed = True
+        exceptions.install()
+        atexit.register(_at_exit)
+        _wrap_exit_functions()
     _keep_stacks(owner)
-    _allow_ptrace(owner)
+    _allow_ptrace()
 
 
 def _at_exit() -> None:
@@ -46,31 +54,37 @@ def _say_exit(owner: Session, code: int | None) -> None:
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and code is None:
         exceptions.record(owner, error, uncaught=True)
-        code = 1
+        code = exceptions.exit_status(error)
     writer = owner.writer
     writer.mark(RecordType.EXIT, value=None if code is None or code < 0 else code, thread=owner.thread())
     writer.exiting(code)
 
 
-def _wrap_exit_functions(owner: Session) -> None:
+def _wrap_exit_functions() -> None:
     plain_exit, hard_exit = sys.exit, os._exit
 
+    @functools.wraps(plain_exit)
     def exit_(status: Any = None, /) -> NoReturn:
-        if session.current is owner:
-            _remember(owner, status)
+        _remember(status)
         plain_exit(status)
 
+    @functools.wraps(hard_exit)
     def exit_now(status: int) -> NoReturn:
-        if session.current is owner:
+        owner = session.current
+        if owner is not None:
             _say_exit(owner, status if isinstance(status, int) else None)
         hard_exit(status)
 
+    exit_now.__module__ = "os"  # where pickle finds it; the original's is posix
     sys.exit = exit_
     os._exit = exit_now
 
 
 @quiet("recording the exit status")
-def _remember(owner: Session, status: Any) -> None:
+def _remember(status: Any) -> None:
+    owner = session.current
+    if owner is None or threading.current_thread() is not threading.main_thread():
+        return  # in another thread it ends only that thread
     owner.exit_code = 0 if status is None else status if isinstance(status, int) else 1
     # mp.spawn and many programs turn an exception into an exit status; it is still being handled here.
     exceptions.held_back(owner)
@@ -81,16 +95,19 @@ def _keep_stacks(owner: Session) -> None:
     folder = os.path.join(os.environ["DESYNC_RUN_DIR"], "stacks")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, f"a{session.attempt_number()}.{os.getpid()}.fault")
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     if faulthandler.is_enabled():
         owner.writer.note("faulthandler was enabled before: stacks of a crash go where the job wants them")
     else:
         faulthandler.enable(handle, all_threads=True)
+        session.forgetting.append(faulthandler.disable)
     faulthandler.register(signal.SIGTERM, handle, all_threads=True, chain=True)
+    # A loader's workers are ended by SIGTERM: their stacks are not this rank's.
+    session.forgetting.append(lambda: faulthandler.unregister(signal.SIGTERM))
 
 
 @quiet("allowing ptrace")
-def _allow_ptrace(owner: Session) -> None:
+def _allow_ptrace() -> None:
     """Let the watcher and its children (py-spy) look at this process where the kernel restricts that to ancestors."""
     watcher = os.environ.get("DESYNC_WATCHER_PID", "")
     if watcher.isdigit():

@@ -72,13 +72,13 @@ class Groups:
         number = self._writer.intern(
             "group",
             {"name": name, "ranks": ranks, "description": self._description(group), "backend": backend or None},
-            key=name,
+            key=(name, ranks, backend),
         )
         entry = GroupEntry(name, number, ranks, ranks[group.rank()] if group.rank() < len(ranks) else group.rank(), gloo)
         return self._entries.setdefault(group, entry)
 
     def _ranks(self, group: Any) -> tuple[int, ...]:
-        table = self._c10d._world.pg_group_ranks.get(group)
+        table = self._table("pg_group_ranks").get(group)
         if table:
             return tuple(sorted(table, key=lambda rank: table[rank]))
         return tuple(range(group.size()))
@@ -95,4 +95,8 @@ class Groups:
         return str(description) if description and description != "undefined" else None
 
     def _backend(self, group: Any) -> str:
-        return str(self._c10d._world.pg_backend_config.get(group, ""))
+        return str(self._table("pg_backend_config").get(group, ""))
+
+    def _table(self, name: str) -> Any:
+        """One of torch's own tables of groups; an empty one where this torch has it no more."""
+        return getattr(getattr(self._c10d, "_world", None), name, {})

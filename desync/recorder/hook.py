@@ -136,6 +136,10 @@ def _no_function() -> None:
     """Stands for a function that this torch does not have."""
 
 
+NO_GROUP = GroupEntry("", 0, (), 0, completes=False)
+"""Of a call that could not be recorded; the serial number 0 belongs to no record."""
+
+
 def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
     """The kernel of one operator."""
     session, below = hook.session, hook.below
@@ -151,7 +155,8 @@ def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
             deeper = lowered.get(raw(keyset)) or lower(keyset)
         except Exception as error:  # noqa: BLE001 - the job comes first
             session.failed(PART, error)
-            return redispatch(keyset & below, *arguments)
+            serial, group, deeper = 0, NO_GROUP, keyset & below
+        # Not inside the handler above: an exception of the job's must not have the recorder's as its context.
         try:
             result = redispatch(deeper, *arguments)
         except BaseException:
@@ -173,6 +178,7 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
     session, unbox, groups = hook.session, hook.unbox, hook.groups._entries
     find, site_at, thread = hook.groups.find, hook.sites.at, session.thread
     write = session.writer.operation
+    bare = bare_call(hook, operator)
     signature = make_signature(hook, operator)
     place = make_place(operator)
     group_at, async_at, tag_at = operator.group, operator.is_async, operator.tag
@@ -182,22 +188,26 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
     def record(arguments: tuple[Any, ...]) -> tuple[int, GroupEntry]:
         entered = _now()
         group = groups.get(unbox(arguments[group_at])) or find(unbox(arguments[group_at]))
-        if _exception() is not None:
-            exceptions.held_back(session)
-        caller = _caller()
-        bucket = launched(arguments[0], caller) if buckets.active else 0
-        call = signature(arguments, caller, bucket)
-        if bucket:
-            # The reducer runs inside a backward, whose call site was found when it began: the walk would find the same.
-            site = session.backward_site or site_at(caller)
-        else:
-            # Threads of autograd have no frames of the user: what they launch belongs to the last backward.
-            site = site_at(caller) or session.backward_site
-            bucket = buckets.hooked() if buckets.active else 0
         peer, sequence = place(arguments, group)
+        try:
+            if _exception() is not None:
+                exceptions.held_back(session)
+            caller = _caller()
+            bucket = launched(arguments[0], caller) if buckets.active else 0
+            call = signature(arguments, caller, bucket)
+            if bucket:
+                # The reducer runs inside a backward, whose call site was found when it began: the walk would find the same.
+                site = session.backward_site or site_at(caller)
+            else:
+                # Threads of autograd have no frames of the user: what they launch belongs to the last backward.
+                site = site_at(caller) or session.backward_site
+                bucket = buckets.hooked() if buckets.active else 0
+        except Exception as error:  # noqa: BLE001 - its place in the group must not be lost with its description
+            session.failed(PART, error)
+            call, site, bucket = bare, 0, 0
         flags = type_word
         # An omitted async_op is True in every schema that has one.
-        if async_at is None or len(arguments) <= async_at or arguments[async_at]:
+        if async_at is not None and (len(arguments) <= async_at or arguments[async_at]):
             flags |= Flag.ASYNC
         if group.completes:
             flags |= Flag.COMPLETION_KNOWN
@@ -276,14 +286,21 @@ def make_signature(hook: Hook, operator: Operator) -> Signature:
 def make_intern(hook: Hook, operator: Operator) -> Callable[[dict[Any, int], Any, tuple[Any, ...]], int]:
     """The function that puts a new signature into the heap and remembers its number."""
     write = hook.session.writer.intern
+    bare = bare_call(hook, operator)
 
     def intern(known: dict[Any, int], key: Any, parts: tuple[Any, ...]) -> int:
-        number = write("call", _payload(operator, parts), key=(operator.name, parts))
+        number = write("call", _payload(operator, parts), key=(operator.name, parts)) or bare
         if len(known) < MAX_SIGNATURES:
             known[key] = number
         return number
 
     return intern
+
+
+def bare_call(hook: Hook, operator: Operator) -> int:
+    """The number of an operator's name alone, for calls that cannot be described or find no room in the heap."""
+    nothing = ((), (), None, None)
+    return hook.session.writer.intern("call", _payload(operator, nothing), key=(operator.name, nothing))
 
 
 def _is_list(operator: Operator, argument: int) -> bool:

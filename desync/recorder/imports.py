@@ -26,31 +26,42 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != TARGET:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            _run_after(spec.loader)
-        return spec
+        # It stays: who asks only where the module is (importlib.util.find_spec) must not use it up.
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    self._run_after(spec.loader)
+                return spec
+        return None
+
+    def _run_after(self, loader: Loader) -> None:
+        original = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            original(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            _install(module)
+
+        # On the instance: the loader's type stays what other tools expect of it.
+        loader.exec_module = exec_module  # type: ignore[method-assign]  # a loader of its own belongs to this one module
 
 
-def _run_after(loader: Loader) -> None:
-    original = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        original(module)
+def _install(module: ModuleType) -> None:
+    try:
         from desync.recorder import install
 
         install.distributed_imported(module)
+    except Exception as error:  # noqa: BLE001 - the job comes first
+        from desync.recorder.session import complain
 
-    # On the instance: the loader's type stays what other tools expect of it.
-    loader.exec_module = exec_module  # type: ignore[method-assign]  # a loader of its own belongs to this one module
+        complain(f"the recorder cannot be installed: {type(error).__name__}: {error}")
 
 
 def arm() -> None:
     """Wait for the import of ``torch.distributed``; if it has happened already, install at once."""
     if (module := sys.modules.get(TARGET)) is not None:
-        from desync.recorder import install
-
-        install.distributed_imported(module)
+        _install(module)
     else:
         sys.meta_path.insert(0, _Finder())

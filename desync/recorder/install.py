@@ -12,19 +12,17 @@ import os
 import platform
 import socket
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from desync.recorder import exits, marks, session
+from desync.recorder import buckets, compiler, exits, launched, marks, session
 from desync.recorder.calls import NAMES, GroupCalls
 from desync.recorder.ddp import Ddp
 from desync.recorder.groups import Groups
 from desync.recorder.hook import Hook
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
-
-_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_CLAIM = "DESYNC_RANK_PID"
 
 
 class Recorder:
@@ -36,18 +34,29 @@ class Recorder:
         self.groups = Groups(owner.writer, c10d)
         self.calls = GroupCalls(owner, self.groups, self.sites)
         self.hook: Hook | None = None
+        self._started = False
 
     def start(self) -> None:
-        """Install every part."""
-        self._parts("the process-group hook", self._install_hook)
-        self._parts("watching DDP", Ddp(self.session, self.groups, self.sites).install)
+        """Install every part, once."""
+        if self._started:
+            return
+        self._started = True
+        self._part("the process-group hook", self._install_hook)
+        self._part("watching DDP", Ddp(self.session, self.groups, self.sites).install)
         marks.installed = marks.Marks(self.session, self.sites)
-        self._parts("marks", marks.installed.install)
+        self._part("marks", marks.installed.install)
+        self._part("keeping torch.compile away from the recorder", compiler.keep_away)
+
+    def retire(self) -> None:
+        """Make place for another one: this process is a forked child that has become a rank of its own."""
+        buckets.modules.clear()
+        if self.hook is not None:
+            self.hook.remove()
 
     def _install_hook(self) -> None:
         self.hook = Hook(self.session, self.groups, self.sites)
 
-    def _parts(self, name: str, install: Any) -> None:
+    def _part(self, name: str, install: Callable[[], None]) -> None:
         try:
             install()
         except Exception as error:  # noqa: BLE001 - the other parts and the job go on
@@ -63,24 +72,9 @@ def distributed_imported(c10d: ModuleType) -> None:
     _leave_out_wrapper(c10d)
     _wrap_init(c10d)
     _wrap_others(c10d)
-    rank = _launched_rank()
+    rank = launched.claimed_rank()
     if rank is not None:
-        _open(rank, _number("WORLD_SIZE"), c10d)
-
-
-def _launched_rank() -> int | None:
-    """The rank of this process, if the launcher gave it one and no ancestor has taken it (children inherit the variables)."""
-    rank = next((number for name in _RANK_VARIABLES if (number := _number(name)) is not None), None)
-    claimed = os.environ.get(_CLAIM)
-    if rank is None or (claimed and claimed != str(os.getpid())):
-        return None
-    os.environ[_CLAIM] = str(os.getpid())
-    return rank
-
-
-def _number(variable: str) -> int | None:
-    value = os.environ.get(variable, "")
-    return int(value) if value.isdigit() else None
+        _open(rank, launched.world_size(), c10d)
 
 
 def _open(rank: int | None, world_size: int | None, c10d: Any) -> Recorder | None:
@@ -90,6 +84,8 @@ def _open(rank: int | None, world_size: int | None, c10d: Any) -> Recorder | Non
     if owner is None:
         return None
     if recorder is None or recorder.session is not owner:
+        if recorder is not None:
+            recorder.retire()
         recorder = Recorder(owner, c10d)
         _describe(owner)
         exits.install(owner)
@@ -128,11 +124,9 @@ def _wrap_init(c10d: Any) -> None:
 
 @quiet("opening the journal")
 def _entering(c10d: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Recorder | None:
-    rank, size = options.get("rank", -1), options.get("world_size", -1)
-    rank = rank if isinstance(rank, int) and rank >= 0 else _number("RANK")
-    size = size if isinstance(size, int) and size > 0 else _number("WORLD_SIZE")
+    rank, size = launched.asked_for(c10d.init_process_group, arguments, options)
     active = _open(rank, size, c10d)
-    if active is not None and active.hook is None:
+    if active is not None:
         active.start()
     return active
 
@@ -180,16 +174,22 @@ def _wrap_destroy(c10d: Any) -> None:
         active = recorder if session.current is not None else None
         if active is None:
             return original(*arguments, **options)
-        _forget(active, options.get("group", arguments[0] if arguments else None), c10d)
-        return active.calls.around(original, "destroy_process_group")(*arguments, **options)
+        group = options.get("group", arguments[0] if arguments else None)
+        members = _forget(active, group, c10d)
+        return active.calls.around(original, "destroy_process_group", members)(*arguments, **options)
 
     c10d.destroy_process_group = destroy_process_group
 
 
 @quiet("letting go of a group")
-def _forget(active: Recorder, group: Any, c10d: Any) -> None:
-    world = c10d.GroupMember.WORLD
-    active.groups.forget(None if group is None or group is world else group)
+def _forget(active: Recorder, group: Any, c10d: Any) -> tuple[int, ...] | None:
+    """Let go of the group (None: of all) that is being destroyed; returns its ranks if it is one of several."""
+    if group is None or group is c10d.GroupMember.WORLD:
+        active.groups.forget(None)
+        return None
+    ranks = active.groups.find(group).ranks if hasattr(group, "group_name") else None
+    active.groups.forget(group)
+    return ranks
 
 
 def _leave_out_wrapper(c10d: Any) -> None:

@@ -6,11 +6,14 @@ import functools
 from typing import Any
 
 from desync.journal.layout import Header, RecordType
+from desync.recorder import compiler
 from desync.recorder import session as sessions
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
 
 MAX_TEXT = 200
+MAX_NUMBER = 1 << 62
+"""Whole numbers below this are kept as they are, without an entry in the heap for each."""
 
 
 class Marks:
@@ -37,7 +40,7 @@ class Marks:
             try:
                 batch = original(iterator)
             except StopIteration:
-                self._exhausted(iterator)
+                self._exhausted(iterator, serial)
                 raise
             self._fetched(serial)
             return batch
@@ -67,10 +70,11 @@ class Marks:
             self.session.writer.count(Header.BATCHES)
 
     @quiet("marking batches")
-    def _exhausted(self, iterator: Any) -> None:
-        if sessions.current is not self.session:
+    def _exhausted(self, iterator: Any, serial: int | None) -> None:
+        if serial is None:
             return
         writer, batches = self.session.writer, iterator._num_yielded
+        writer.left(serial)
         writer.pass_ended(batches)
         writer.mark(
             RecordType.EXHAUSTED,
@@ -88,11 +92,13 @@ class Marks:
 
         @functools.wraps(original)
         def backward(*arguments: Any, **options: Any) -> None:
+            if compiler.is_compiling():
+                original(*arguments, **options)
+                return
             serial = self._backward_begins()
             original(*arguments, **options)
             self._backward_ends(serial)
 
-        backward._torchdynamo_disable = True  # type: ignore[attr-defined]  # read by torch._dynamo
         torch.autograd.backward = backward
 
     @quiet("marking backward")
@@ -116,9 +122,8 @@ class Marks:
         register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, _optimizer: Any, _arguments: Any, _options: Any) -> None:
-        self._step()
-
-    _stepped._torchdynamo_disable = True  # type: ignore[attr-defined]  # read by torch._dynamo
+        if not compiler.is_compiling():
+            self._step()
 
     @quiet("marking optimizer steps")
     def _step(self) -> None:
@@ -129,12 +134,19 @@ class Marks:
     @quiet("recording the user's marks")
     def user(self, name: str, value: object) -> None:
         """Record a mark of the user's."""
-        kept = value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
-        text = None if kept is None else str(kept)[:MAX_TEXT]
         name = str(name)[:MAX_TEXT]
         writer = self.session.writer
+        number = value if type(value) is int and 0 <= value < MAX_NUMBER else None
+        text = None if value is None or number is not None else _text(value)
         label = writer.intern("label", [name, text], key=(name, text))
-        writer.mark(RecordType.USER, name=label, site=self.sites.here(5), thread=self.session.thread())
+        writer.mark(RecordType.USER, name=label, value=number, site=self.sites.here(5), thread=self.session.thread())
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)[:MAX_TEXT]
+    except Exception as error:  # noqa: BLE001 - __str__ of the user's class may do anything
+        return f"(a {type(value).__name__} that cannot be written: {type(error).__name__})"
 
 
 def _loader_name(session: Session, iterator: Any) -> int:
@@ -146,6 +158,6 @@ installed: Marks | None = None
 
 
 def user_mark(name: str, value: object = None) -> None:
-    """Behind :func:`desync.mark`: does nothing where this process is no rank."""
-    if installed is not None and sessions.current is installed.session:
+    """Behind :func:`desync.mark`: does nothing where this process is no rank, nor in compiled code, which it must not break."""
+    if installed is not None and sessions.current is installed.session and not compiler.is_compiling():
         installed.user(name, value)

@@ -88,8 +88,10 @@ def discover() -> list[Operator]:
 
 
 def describe(name: str, overload: Any) -> Operator | None:
-    """An operator's arguments by their names; None if it takes no process group."""
+    """An operator's arguments by their names; None if it takes no process group (or cannot be hooked)."""
     arguments = overload._schema.arguments
+    if any(argument.kwarg_only for argument in arguments):
+        return None  # none has any in torch 2.4 to 2.14; a kernel is given positions only
     positions = {argument.name: position for position, argument in enumerate(arguments)}
     groups = [at for at, argument in enumerate(arguments) if "ProcessGroup" in str(argument.type)]
     if not groups:

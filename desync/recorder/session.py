@@ -18,12 +18,15 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from desync.journal.writer import JournalWriter
+from desync.recorder.sites import of_others
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_FAILURES = 20
 """After so many failures a part of the recorder is switched off."""
+MAX_GENERATIONS = 100
+"""Programs that one process may become one after the other (``os.exec``), each with a journal of its own."""
 
 
 class Session:
@@ -47,8 +50,13 @@ class Session:
             native = self._threads[ident] = threading.get_native_id()
         return native
 
-    def failed(self, part: str, error: BaseException) -> None:
-        """Say, once for each part, that it failed."""
+    def failed(self, part: str, error: Exception) -> None:
+        """Say, once for each part, that it failed.
+
+        Raises ``error`` again if it is not the recorder's: a signal handler of the job's may raise anywhere, also in here.
+        """
+        if of_others(error.__traceback__):
+            raise error
         count = self._failures[part] = self._failures.get(part, 0) + 1
         with contextlib.suppress(Exception):
             if count == 1:
@@ -75,15 +83,15 @@ def quiet(part: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 if current is not None and current.off(part):
                     return None
                 return function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - the job comes first
+            except Exception as error:
                 if current is not None:
                     current.failed(part, error)
+                elif of_others(error.__traceback__):
+                    raise
                 else:
                     complain(f"{part} failed: {type(error).__name__}: {error}")
                 return None
 
-        # torch.compile must not look into the recorder; this attribute is how it is told without importing it.
-        safe._torchdynamo_disable = True  # type: ignore[attr-defined]  # read by torch._dynamo
         return safe
 
     return decorate
@@ -100,15 +108,35 @@ def begin(rank: int | None, world_size: int | None) -> Session | None:
         if writer is None:
             return None
         current = Session(writer)
-        os.register_at_fork(after_in_child=_forget)
+        _watch_forks()
     current.writer.identify(rank, world_size)
     return current
+
+
+_forks_watched = False
+
+
+def _watch_forks() -> None:
+    global _forks_watched
+    if not _forks_watched:
+        _forks_watched = True
+        os.register_at_fork(after_in_child=_forget)
+
+
+forgetting: list[Callable[[], object]] = []
+"""What other parts have to undo in a forked child."""
 
 
 def _forget() -> None:
     """A forked child (a loader's worker) is no rank: it shares the mapping and must never write into it."""
     global current
-    current = None
+    parents, current = current, None
+    if parents is None:
+        return
+    parents.writer.detach()
+    while forgetting:
+        with contextlib.suppress(Exception):
+            forgetting.pop()()
 
 
 _refused = False
@@ -122,14 +150,24 @@ def _open(run_directory: str) -> JournalWriter | None:
     try:
         folder = os.path.join(run_directory, "journals")
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        name = f"a{attempt}.{socket.gethostname()}.{os.getpid()}"
-        path = os.path.join(folder, name + ".journal")
-        writer = JournalWriter(path, attempt=attempt, **_sizes())
+        return _new_journal(folder, attempt)
     except Exception as error:  # noqa: BLE001 - a job without a journal is still a job
         _refused = True
         complain(f"no journal: {type(error).__name__}: {error}")
         return None
-    return writer
+
+
+def _new_journal(folder: str, attempt: int) -> JournalWriter:
+    """A journal under a name that no other has: a process that replaces itself (``os.exec``) keeps its number."""
+    node = socket.gethostname()
+    for generation in range(MAX_GENERATIONS):
+        number = f"{os.getpid()}{f'{generation:02}' if generation else ''}"
+        name = f"a{attempt}.{node}.{number}.journal"
+        try:
+            return JournalWriter(os.path.join(folder, name), attempt=attempt, **_sizes())
+        except FileExistsError:
+            continue
+    raise FileExistsError(f"{MAX_GENERATIONS} journals of process {os.getpid()} are in {folder}")
 
 
 def _sizes() -> dict[str, int]:

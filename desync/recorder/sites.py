@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 
 from desync.journal.writer import JournalWriter
 
@@ -57,7 +57,8 @@ class Sites:
 
     def _resolve(self, frame: FrameType | None, key: tuple[int, ...]) -> tuple[int, tuple[CodeType, ...]]:
         frames, codes = walk(frame)
-        number = self._writer.intern("site", frames, key=repr(frames)) if frames else 0
+        # -1: there is one, but no room for it; it must not be taken for another.
+        number = self._writer.intern("site", frames, key=repr(frames)) or -1 if frames else 0
         if len(self._known) < MAX_SITES:
             self._known[key] = (number, codes)
         return number, codes
@@ -78,17 +79,50 @@ def walk(frame: FrameType | None) -> tuple[list[tuple[str, str, int]], tuple[Cod
         codes.append(code)
         origin = _origin(code.co_filename)
         if origin != "machinery":
-            entry = (code.co_qualname if sys.version_info >= (3, 11) else code.co_name, code.co_filename, frame.f_lineno or 0)
+            entry = (function_name(code), code.co_filename, frame.f_lineno or 0)
             (own if origin == "user" else installed).append(entry)
         frame = frame.f_back
         left -= 1
     return (own or installed)[:MAX_USER_FRAMES], tuple(codes)
 
 
+def function_name(code: CodeType) -> str:
+    """A function's qualified name where this Python knows it."""
+    return code.co_qualname if sys.version_info >= (3, 11) else code.co_name
+
+
+def users_frames(trace: TracebackType | None) -> list[tuple[str, str, int]]:
+    """The user's frames on the way to where an exception was raised, as :func:`walk` gives them.
+
+    Frames that are still running have moved on since; the traceback knows the lines of the moment.
+    """
+    own: list[tuple[str, str, int]] = []
+    installed: list[tuple[str, str, int]] = []
+    outermost = trace.tb_frame.f_back if trace is not None else None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        origin = _origin(code.co_filename)
+        if origin != "machinery":
+            (own if origin == "user" else installed).append((function_name(code), code.co_filename, trace.tb_lineno or 0))
+        trace = trace.tb_next
+    callers, _ = walk(outermost)
+    return ([*reversed(own or installed), *callers])[:MAX_USER_FRAMES]
+
+
+def of_others(trace: TracebackType | None) -> bool:
+    """Whether an exception was raised by code that is neither the recorder's nor torch's nor the standard library's."""
+    while trace is not None:
+        if _origin(trace.tb_frame.f_code.co_filename) != "machinery":
+            return True
+        trace = trace.tb_next
+    return False
+
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB = tuple(
     os.path.abspath(path) + os.sep for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")} if path
 )
+_SCRIPTS = sysconfig.get_path("scripts")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -98,12 +132,16 @@ def _torch_folder() -> str:
 
 
 _origins: dict[str, str] = {}
+MAX_ORIGINS = 20_000
+"""Files (of generated code) beyond this begin the table anew."""
 
 
 def _origin(file: str) -> str:
     """"user", "installed" (another package) or "machinery" (torch, the standard library, desync)."""
     origin = _origins.get(file)
     if origin is None:
+        if len(_origins) >= MAX_ORIGINS:
+            _origins.clear()
         origin = _origins[file] = _find_origin(file)
     return origin
 
@@ -111,10 +149,25 @@ def _origin(file: str) -> str:
 def _find_origin(file: str) -> str:
     if file.startswith(("<frozen", "<eval_with_key>")) or not file:
         return "machinery"
-    path = os.path.abspath(file) if not file.startswith("<") else file
-    if path.startswith((_PACKAGE, _torch_folder())):
+    path = _absolute(file)
+    if path.startswith((_PACKAGE, _torch_folder())) or _is_compiled(path):
         return "machinery"
     if any(part in path for part in _INSTALLED):
         return "machinery" if f"{os.sep}torch{os.sep}" in path else "installed"
-    # The interpreter's own command line tools (torchrun) live beside it and are not the user's.
-    return "machinery" if path.startswith(_STDLIB) else "user"
+    if path.startswith(_STDLIB):
+        return "machinery"
+    # Command line tools (torchrun, accelerate) live beside the interpreter and are not the user's.
+    return "installed" if os.path.dirname(path) == _SCRIPTS else "user"
+
+
+def _absolute(file: str) -> str:
+    try:
+        return file if file.startswith("<") else os.path.abspath(file)
+    except OSError:
+        return file  # the working directory was removed
+
+
+def _is_compiled(path: str) -> bool:
+    """Whether torch.compile's inductor wrote the file."""
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return f"{os.sep}torchinductor_" in path or bool(cache and path.startswith(os.path.abspath(cache) + os.sep))

@@ -6,24 +6,62 @@ This folder stands first on PYTHONPATH, so Python imports this file at start-up.
 
 import os
 import sys
+from importlib.machinery import PathFinder
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 
 
 def _arm() -> None:
     try:
+        _find_package()
         from desync.recorder import imports
-    except Exception as error:  # noqa: BLE001 - whatever is wrong here must never reach the job
-        if os.environ.get("DESYNC_DEBUG"):
-            sys.stderr.write(f"desync: the recorder cannot start in {sys.executable}: {error}\n")
-    else:
+
         imports.arm()
+    except Exception as error:  # noqa: BLE001 - whatever is wrong here must never reach the job
+        _complain(f"the recorder cannot start in {sys.executable}: {type(error).__name__}: {error}")
+
+
+def _find_package() -> None:
+    """Make ``desync`` importable: the job's interpreter may be another one than that which runs ``desync watch``."""
+    if "desync" in sys.modules:
+        return
+    spec = PathFinder.find_spec("desync")
+    if spec is None:
+        # Only this package: its neighbours in another environment's site-packages are none of the job's business.
+        import importlib.util
+
+        file = os.path.join(_PACKAGE, "__init__.py")
+        spec = importlib.util.spec_from_file_location("desync", file, submodule_search_locations=[_PACKAGE])
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{file} cannot be imported")
+        sys.modules["desync"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    elif not os.path.isdir(os.path.join(os.path.dirname(spec.origin or ""), "recorder")):
+        raise ImportError(f"another package is called desync: {spec.origin}")
+
+
+def _complain(text: str) -> None:
+    """Leave a note beside the journals if this is a rank; other Python processes of the job are not missed."""
+    try:
+        if os.environ.get("DESYNC_DEBUG"):
+            sys.stderr.write(f"desync: {text}\n")
+        rank, run_directory = os.environ.get("RANK"), os.environ.get("DESYNC_RUN_DIR")
+        if rank is None or not run_directory:
+            return
+        folder = os.path.join(run_directory, "journals")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        handle = os.open(os.path.join(folder, f"{os.getpid()}.note"), flags, 0o600)
+        os.write(handle, f"rank {rank} (pid {os.getpid()}): {text}\n".encode("utf-8", "backslashreplace"))
+        os.close(handle)
+    except Exception:  # noqa: BLE001, S110 - there is no other place to say it
+        pass
 
 
 def _run_hidden() -> None:
-    import importlib.machinery
-
-    here = os.path.dirname(os.path.abspath(__file__))
-    others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
     import importlib.util  # only here: it takes longer to import than all the rest
