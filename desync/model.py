@@ -432,6 +432,9 @@ class Evidence:
     hang_after_ns: int = 10_000_000_000
     """How long an absent rank must be frozen before it is called stalled."""
     notes: tuple[str, ...] = ()
+    loops: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    """First and last line of each loop in the user's files, where their source could be read: whether two calls are in the
+    same loop tells a rank that left it from one that makes a call more in it."""
 
     def trace(self, rank: int) -> Trace | None:
         """The trace of a rank, or None if nothing is known of it."""

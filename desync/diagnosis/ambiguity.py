@@ -13,12 +13,15 @@ from desync.diagnosis.advice import advice
 from desync.diagnosis.causes import same_call, side_causes
 from desync.diagnosis.compare import differences, key
 from desync.diagnosis.frontier import Parting, divergence
+from desync.diagnosis.history import History
 from desync.diagnosis.suspect import Suspect
 from desync.diagnosis.words import called, named, place
 from desync.model import Call, Cause, Certainty, Finding, Status
 
 
-def decide(parting: Parting, suspects_of: Callable[[tuple[int, ...]], list[Suspect]]) -> tuple[int, ...]:
+def decide(
+    parting: Parting, history: History, suspects_of: Callable[[tuple[int, ...]], list[Suspect]]
+) -> tuple[int, ...]:
     """The side that is at fault as far as that can be told; empty if it cannot."""
     sides = [(cluster, suspects_of(cluster)) for cluster in parting.clusters]
     explained = [cluster for cluster, suspects in sides if all(side_causes(suspect) for suspect in suspects)]
@@ -26,8 +29,23 @@ def decide(parting: Parting, suspects_of: Callable[[tuple[int, ...]], list[Suspe
         return explained[0]
     if explained:
         return ()
-    changed = [cluster for cluster, suspects in sides if all(_changed(suspect) for suspect in suspects)]
-    return changed[0] if len(changed) == 1 else ()
+    for differs in (_changed, lambda suspect: _alone(suspect, history), lambda suspect: history.strayed(suspect.rank)):
+        found = [cluster for cluster, suspects in sides if all(differs(suspect) for suspect in suspects)]
+        if len(found) == 1:
+            return found[0]
+    return ()
+
+
+def _alone(suspect: Suspect, history: History) -> bool:
+    """Whether the suspect makes a call that the other side never makes, on a way that it has gone before without it.
+
+    Once is not enough: in the first turn of a loop, the side that leaves a call out looks the same.
+    """
+    own, theirs, group = suspect.own, suspect.theirs, suspect.parting.group.name
+    if own is None or own.call.site is None or theirs.call.site is None or same_call(suspect):
+        return False
+    turns = history.times(suspect.rank, (theirs.call.site, group))
+    return turns > 1 and not history.knows(suspect.witness.rank, (own.call.site, group))
 
 
 def _changed(suspect: Suspect) -> bool:

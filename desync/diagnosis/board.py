@@ -59,12 +59,21 @@ class GroupBoard:
     group: Group
     lanes: Mapping[int, Lane]
     unseen: tuple[int, ...]
-    creation: bool = False
+    kind: str = "collective"
+    """What report.json calls a divergence here: collective, p2p or group_creation."""
 
-    @property
-    def kind(self) -> str:
-        """What report.json calls a divergence here."""
-        return "group_creation" if self.creation else "collective"
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A direction between two ranks of a group; its sends and its recvs are lanes that must keep up with each other."""
+
+    group: str
+    source: int
+    destination: int
+
+
+Lanes = Mapping["str | Pair", Lane]
+"""A rank's lanes by group or pair."""
 
 
 @dataclass(slots=True)
@@ -94,20 +103,24 @@ def lay_out(evidence: Evidence) -> Board:
     traces = {trace.rank: trace for trace in evidence.traces}
     members = _all_groups(evidence)
     by_rank = {rank: _lanes(trace, keys) for rank, trace in traces.items()}
-    groups = []
-    for group in members:
-        name = group.name
-        creation = name == CREATION
-        lanes = {}
-        for rank in group.ranks:
-            if (trace := traces.get(rank)) is not None:
-                lane = by_rank[rank].get(name) or _empty(trace)
-                if lane is not None:
-                    lanes[rank] = lane
-        unseen = tuple(rank for rank in group.ranks if rank not in lanes)
-        if lanes:
-            groups.append(GroupBoard(group, lanes, unseen, creation))
-    return Board(evidence, traces, tuple(groups))
+    boards = [_group_board(group, group.name, by_rank, traces) for group in members]
+    pairs = {name: lane for lanes in by_rank.values() for name, lane in lanes.items() if isinstance(name, Pair)}
+    for pair in pairs:
+        if pair.source < 0:
+            continue
+        ends = Group(pair.group, (pair.source, pair.destination))
+        boards.append(_group_board(ends, pair, by_rank, traces))
+    return Board(evidence, traces, tuple(board for board in boards if board.lanes))
+
+
+def _group_board(group: Group, name: str | Pair, by_rank: Mapping[int, Lanes], traces: Mapping[int, Trace]) -> GroupBoard:
+    lanes = {}
+    for rank in group.ranks:
+        if (trace := traces.get(rank)) is not None and (lane := by_rank[rank].get(name) or _empty(trace)) is not None:
+            lanes[rank] = lane
+    unseen = tuple(rank for rank in group.ranks if rank not in traces)
+    kind = "p2p" if isinstance(name, Pair) else "group_creation" if name == CREATION else "collective"
+    return GroupBoard(group, lanes, unseen, kind)
 
 
 def _all_groups(evidence: Evidence) -> list[Group]:
@@ -121,28 +134,37 @@ def _all_groups(evidence: Evidence) -> list[Group]:
     return [group for group in found.values() if group.ranks] + [calls]
 
 
-def _lanes(trace: Trace, keys: Keys) -> dict[str, Lane]:
-    """A rank's collectives by the name of their group."""
+def _lanes(trace: Trace, keys: Keys) -> Lanes:
+    """A rank's operations by group, its sends and recvs by pair."""
     table = trace.operations
     numbers = [keys.number(call) for call in table.calls]
-    kinds = [call.kind for call in table.calls]
-    growing: dict[str, _Growing] = {}
-    names = table.groups
-    targets: dict[tuple[int, Kind], _Growing] = {}
+    # Which lane a call belongs to depends on its kind (and peer) and its group; there are few of these.
+    routes = [(call.kind, call.op, call.peer) if call.kind is Kind.P2P else (call.kind, "", None) for call in table.calls]
+    growing: dict[str | Pair, _Growing] = {}
+    targets: dict[tuple[int, tuple[Kind, str, int | None]], _Growing] = {}
     for row, (call, group, seq) in enumerate(zip(table.call, table.group, table.seq, strict=True)):
-        kind = kinds[call]
-        if kind is Kind.P2P:
-            continue
-        lane = targets.get((group, kind))
+        route = routes[call]
+        lane = targets.get((group, route))
         if lane is None:
-            name = CREATION if kind is Kind.GROUP else names[group]
-            lane = targets[(group, kind)] = growing.setdefault(name, _Growing(first=seq))
+            name = _lane_name(trace.rank, table.groups[group], route)
+            lane = targets[(group, route)] = growing.setdefault(name, _Growing(first=seq))
         if seq != lane.first + len(lane.rows):
             # A gap (torn records): what lies before it cannot be placed by counting.
             lane.rows, lane.keys, lane.first = array("q"), array("q"), seq
         lane.rows.append(row)
         lane.keys.append(numbers[call])
     return {name: Lane(trace, lane.first, lane.rows, lane.keys) for name, lane in growing.items()}
+
+
+def _lane_name(rank: int, group: str, route: tuple[Kind, str, int | None]) -> str | Pair:
+    kind, op, peer = route
+    if kind is Kind.GROUP:
+        return CREATION
+    if kind is Kind.COLLECTIVE:
+        return group
+    if peer is None:
+        return Pair(group, -1, rank)  # a recv from any: it has no partner that could be counted
+    return Pair(group, rank, peer) if op == "send" else Pair(group, peer, rank)
 
 
 def _empty(trace: Trace) -> Lane | None:

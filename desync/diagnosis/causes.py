@@ -87,12 +87,28 @@ def left_loop_early(suspect: Suspect) -> Explanation | None:
     )
 
 
+def same_loop(suspect: Suspect) -> bool | None:
+    """Whether suspect and witness are in the same loop of the same function; None where the source does not tell."""
+    if suspect.own is None or suspect.own.call.site is None or suspect.theirs.call.site is None:
+        return None
+    theirs = {(frame.file, frame.function): frame.line for frame in suspect.theirs.call.site.frames}
+    for frame in suspect.own.call.site.frames:
+        line, loops = theirs.get((frame.file, frame.function)), suspect.evidence.loops.get(frame.file)
+        if line is None or loops is None:
+            continue
+        around = [(first, last) for first, last in loops if first <= line <= last]
+        return any(first <= frame.line <= last for first, last in around)
+    return None
+
+
 def _left_the_loop(suspect: Suspect) -> bool:
     """Whether it is now in code behind the loop: at a line where it had never been, or through to the end."""
     site = suspect.theirs.call.site
     looped = site is not None and site in suspect.sites(suspect.rank)
     if suspect.own is None:
         return suspect.gone and suspect.tidied_up and looped
+    if (inside := same_loop(suspect)) is not None:
+        return looped and not inside
     own = suspect.own.call.site
     rows = suspect.trace.operations.rows(suspect.rank)
     earlier = any(row.call.site == own for row in rows if row.index < suspect.own.index)
@@ -286,7 +302,7 @@ CAUSES: tuple[Explain, ...] = (
     slow_rank,
 )
 
-_SIDE = (own_end, unused_parameters, uneven_inputs, left_loop_early, skipped_collective)
+_SIDE = (own_end, unused_parameters, uneven_inputs, left_loop_early)
 
 
 def side_causes(suspect: Suspect) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from desync.model import Call, Tensors
+from desync.model import Call, Kind, Tensors
 
 ANYTHING = 0
 """Key of a call of which too little is known to compare it."""
@@ -46,8 +46,8 @@ class Key:
 
 def key(call: Call) -> Key | None:
     """The key of a call; None for a call of which nothing is known."""
-    if call.op in _MIXED_DTYPES:
-        return None
+    if call.op in _MIXED_DTYPES or call.kind is Kind.P2P:
+        return None  # the two sides of a p2p operation are counted against each other, not compared
     tensors = call.inputs if call.inputs.shapes else call.outputs
     return Key(
         op=call.op,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from desync.diagnosis.align import Shift, Tokens, shift_before
 from desync.diagnosis.board import Board, GroupBoard, Lane, first_difference
 from desync.model import AtDivergence, Call, Divergence, Group, Operation, OperationState
 
@@ -25,6 +27,10 @@ class Parting:
     """Those of the ranks that came whose operation is not known to be over."""
     failed: tuple[int, ...]
     """Those for which it ended with an error."""
+    shows_at: int | None = None
+    """Where it shows, if the ranks parted earlier without anybody noticing: ``pending`` and ``failed`` are of there."""
+    gaps: Mapping[int, int] = field(default_factory=dict)
+    """For ranks that were found to have operations more (or less) here than the others: how many."""
 
     @property
     def group(self) -> Group:
@@ -45,6 +51,11 @@ class Parting:
     def waits(self) -> bool:
         """Whether anybody is held up here (or was, until an error ended it)."""
         return bool(self.pending or self.failed)
+
+    def held_in(self, rank: int) -> Operation | None:
+        """What a rank waits in: its operation where the parting shows."""
+        lane = self.board.lanes.get(rank)
+        return lane.at(self.shows_at or self.seq) if lane is not None else None
 
     def operation(self, rank: int) -> Operation | None:
         """What a rank called there."""
@@ -132,9 +143,46 @@ def _share_unknown(by_key: dict[int, list[int]]) -> None:
 
 def all_partings(board: Board) -> list[Parting]:
     """The partings of all groups at which something is wrong or somebody waits, earliest first."""
+    tokens = Tokens()
     found = [parting for group in board.groups if (parting := part(group)) is not None]
-    kept = [parting for parting in found if parting.mismatch or parting.waits]
+    kept = [retreat(parting, tokens) for parting in found if parting.mismatch or parting.waits]
     return sorted(kept, key=lambda parting: parting.time or 0)
+
+
+def retreat(parting: Parting, tokens: Tokens) -> Parting:
+    """The parting where the ranks really parted, if that was earlier than it shows."""
+    classes = sorted([*parting.clusters, parting.absent], key=len, reverse=True)
+    if parting.board.kind != "collective" or len(classes) < 2 or not classes[1]:
+        return parting
+    reference = classes[0][0]
+    shifts = {}
+    for rank in [rank for others in classes[1:] for rank in others][:MAX_COMPARED]:
+        shift = shift_before(parting.board, rank, reference, parting.seq, tokens)
+        if shift is not None:
+            shifts[rank] = shift
+    if not shifts:
+        return parting
+    return _moved(parting, min(shift.seq for shift in shifts.values()), shifts, tokens)
+
+
+MAX_COMPARED = 64
+"""How many ranks are aligned with a reference; what holds for so many holds for the rest of their class."""
+
+
+def _moved(parting: Parting, seq: int, shifts: Mapping[int, Shift], tokens: Tokens) -> Parting:
+    by_token: dict[int, list[int]] = {}
+    for rank, lane in parting.board.lanes.items():
+        if lane.key(seq) is not None:
+            by_token.setdefault(tokens.of(lane, seq, seq)[0], []).append(rank)
+    clusters = sorted((tuple(sorted(ranks)) for ranks in by_token.values()), key=lambda ranks: (-len(ranks), ranks))
+    return replace(
+        parting,
+        seq=seq,
+        clusters=tuple(clusters),
+        absent=tuple(sorted(lane.rank for lane in parting.board.lanes.values() if lane.last < seq)),
+        shows_at=parting.seq,
+        gaps={rank: shift.length if shift.longer else -shift.length for rank, shift in shifts.items() if shift.seq == seq},
+    )
 
 
 def divergence(parting: Parting, kind: str | None = None, culprits: tuple[int, ...] = ()) -> Divergence:

@@ -58,7 +58,7 @@ def _only_victims(victims: list[Ending]) -> Finding:
         cause=Cause.UNKNOWN,
         certainty=Certainty.POSSIBLE,
         culprit_ranks=(),
-        summary=f"{named(ranks).capitalize()} failed as victims of another rank or of the network; what began it was not seen.",
+        summary=f"{named(ranks).capitalize()} failed because a peer or the network did; what began it was not seen.",
         advice=advice(Cause.UNKNOWN),
         evidence=tuple(errors),
         time=min((end.time for end in victims if end.time is not None), default=None),
@@ -97,7 +97,9 @@ def _stalled(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Finding
 def _rendezvous(board: Board, parting: Parting) -> Finding | None:
     missing = parting.board.unseen
     waited = _waited(board.evidence, parting)
-    if not (parting.board.creation and missing and parting.pending) or waited is None or waited < board.evidence.hang_after_ns:
+    if parting.board.kind != "group_creation" or not missing or not parting.pending:
+        return None
+    if waited is None or waited < board.evidence.hang_after_ns:
         return None
     operation = parting.operation(parting.pending[0])
     if operation is None or operation.call.op != "init_process_group":

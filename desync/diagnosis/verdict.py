@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from desync.diagnosis import ambiguity, rest
+from desync.diagnosis import ambiguity, cycles, rest
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long
 from desync.diagnosis.endings import Ending, Manner, endings
-from desync.diagnosis.frontier import Parting, all_partings, divergence
+from desync.diagnosis.frontier import Parting, all_partings, divergence, together
+from desync.diagnosis.history import History
 from desync.diagnosis.suspect import Explanation, Suspect
 from desync.diagnosis.words import called, named, place, verb
 from desync.model import CallSite, Cause, Certainty, Diagnosis, Evidence, Finding, Kind, Operation, RankState, Status
@@ -53,6 +54,8 @@ class Case:
         self.evidence = board.evidence
         self.partings = partings
         self.ends = _with_victims(ends, partings)
+        self._holding = _holding((*partings, *(here for group in board.groups if (here := together(group)) is not None)))
+        self.history = History(board.traces)
         self.sites: Callable[[int], frozenset[CallSite]] = lru_cache(maxsize=None)(self._sites)
 
     def _sites(self, rank: int) -> frozenset[CallSite]:
@@ -83,6 +86,8 @@ class Case:
                 if not faults:
                     findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
         findings += rest.other_ends(self.ends, explained, bool(findings))
+        if not awaiting:
+            findings += self._cycles(findings)
         if not findings and not awaiting:
             findings += rest.nobody_is_wrong(self.board, self.ends, self.partings)
         return _ordered(findings), {rank: ranks for rank, ranks in awaiting.items() if rank not in explained}
@@ -107,7 +112,9 @@ class Case:
         if parting.mismatch:
             odd = parting.odd()
             if odd is None:
-                odd = ambiguity.decide(parting, lambda ranks: [self._suspect(parting, rank, ranks) for rank in ranks])
+                odd = ambiguity.decide(
+                    parting, self.history, lambda side: [self._suspect(parting, rank, side) for rank in side]
+                )
             yield from (self._suspect(parting, rank, odd) for rank in odd)
         if parting.waits:
             absent = [rank for rank in parting.absent if not self._held_elsewhere(rank, parting)]
@@ -139,11 +146,22 @@ class Case:
 
     def _held_elsewhere(self, rank: int, here: Parting) -> bool:
         """Whether an absent rank waits itself, for others: then it is a victim, and what holds it is explained instead."""
-        if rank in self.ends:
+        if rank in self.ends and not self.ends[rank].victim:
             return False
-        return any(operation.group != here.group.name for operation in self.board.pending(rank)) or any(
-            rank in other.pending for other in self.partings if other is not here
-        )
+        return any(parting is not here for parting in self.held(rank))
+
+    def held(self, rank: int) -> tuple[Parting, ...]:
+        """The partings (and operations that all ranks are in) that hold a rank up."""
+        return self._holding.get(rank, ())
+
+    def _cycles(self, findings: list[Finding]) -> list[Finding]:
+        """The circles among the partings, if nothing else explains them."""
+        if findings:
+            return []
+        for parting in self.partings:
+            if cycle := cycles.cycle_of(parting, self.held):
+                return [cycles.finding(cycle, self.history)]
+        return []
 
     def _merged(self, parting: Parting, faults: list[Fault]) -> list[Finding]:
         """One finding for all suspects with the same cause."""
@@ -173,11 +191,11 @@ class Case:
 
     def _waiting(self, parting: Parting, culprits: tuple[int, ...]) -> str:
         ranks = tuple(rank for rank in parting.came if rank not in culprits)
-        if not ranks:
+        held = tuple(rank for rank in ranks if rank in parting.pending or rank in parting.failed)
+        operation = next((found for rank in (*held, *ranks) if (found := parting.held_in(rank)) is not None), None)
+        if operation is None:
             return "nobody else came"
-        operation = parting.operation(ranks[0])
-        assert operation is not None  # noqa: S101 - it came
-        held = [rank for rank in ranks if rank in parting.pending or rank in parting.failed]
+        ranks = held or ranks
         did = verb(ranks, "waits", "wait") if held else verb(ranks, "went", "went")
         into = "in" if held else "into"
         return f"{named(ranks)} {did} {into} {called(operation)} at {place(operation.call.site)}"
@@ -202,6 +220,15 @@ class Case:
                 if soon and (operation.pending or operation.failed):
                     return True
         return False
+
+
+def _holding(partings: Iterable[Parting]) -> dict[int, tuple[Parting, ...]]:
+    held: dict[int, list[Parting]] = {}
+    for parting in partings:
+        stuck = {*parting.pending, *parting.failed, *(parting.came if parting.mismatch and parting.waits else ())}
+        for rank in stuck:
+            held.setdefault(rank, []).append(parting)
+    return {rank: tuple(found) for rank, found in held.items()}
 
 
 _AT_ONCE_NS = 2_000_000_000

@@ -1,0 +1,98 @@
+"""Finding where two ranks' sequences really parted.
+
+Operations whose bytes fit are paired by the backend even if they come from different lines, so that a call too many or too few
+shows only later, as a mismatch or an absence far from its place.  Here the lines count as well: the two sequences are aligned
+by edit distance, and if all that follows agrees once one operation is taken out (or put in), the ranks parted there.
+
+Different lines alone prove nothing (``if rank == 0: broadcast(a, 0) else: broadcast(b, 0)`` is sound); they are looked at only
+where something is known to be wrong.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from desync.diagnosis.board import GroupBoard, Lane
+from desync.model import CallSite
+
+WINDOW = 256
+"""How far back the sequences are compared; an older fault has left the ranks apart for longer than it can be placed."""
+BAND = 12
+"""How many operations one rank may be ahead in the alignment."""
+
+MAX_STARTS = 16
+"""How many differing lines are tried as the place of the fault."""
+
+_SUBSTITUTE, _GAP, _IMPOSSIBLE = 3, 2, 1 << 30
+"""Costs: a shift of one has to save more than two differing lines in a row to be believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Where one sequence has operations that the other lacks: before this sequence number they agree."""
+
+    seq: int
+    longer: bool
+    """Whether the first of the two has more."""
+    length: int
+
+
+class Tokens:
+    """Numbers for (what must agree, call site) pairs over all ranks: equal numbers, same call from the same line."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, CallSite | None, str | None], int] = {}
+
+    def of(self, lane: Lane, low: int, high: int) -> array[int]:
+        """The tokens of a lane from one sequence number to another, both included; they must be held."""
+        table = lane.trace.operations
+        found = array("q")
+        for seq in range(low, high + 1):
+            index = seq - lane.first
+            call = table.calls[table.call[lane.rows[index]]]
+            key = (lane.keys[index], call.site, call.bucket)
+            found.append(self._numbers.setdefault(key, len(self._numbers)))
+        return found
+
+
+def shift_before(board: GroupBoard, one: int, other: int, seq: int, tokens: Tokens) -> Shift | None:
+    """Where two ranks of a group were shifted against each other before ``seq``; None if they were not."""
+    left, right = board.lanes[one], board.lanes[other]
+    low = max(left.first, right.first, seq - WINDOW)
+    if low > min(left.last, right.last):
+        return None
+    mine = tokens.of(left, low, min(left.last, seq + BAND))
+    theirs = tokens.of(right, low, min(right.last, seq + BAND))
+    return _shift(mine, theirs, low, seq)
+
+
+def _shift(mine: Sequence[int], theirs: Sequence[int], low: int, seq: int) -> Shift | None:
+    common = min(len(mine), len(theirs))
+    starts = [index for index in range(common) if mine[index] != theirs[index]]
+    before = [index for index in starts if low + index <= seq][:MAX_STARTS]
+    best = Shift(0, longer=False, length=0)
+    least = len(starts) * _SUBSTITUTE
+    for passed, start in enumerate(before):
+        cost, gap = _best_gap(mine, theirs, start)
+        if gap and passed * _SUBSTITUTE + cost < least:
+            least = passed * _SUBSTITUTE + cost
+            best = Shift(low + start, longer=gap > 0, length=abs(gap))
+    return best if best.length else None
+
+
+def _best_gap(mine: Sequence[int], theirs: Sequence[int], start: int) -> tuple[int, int]:
+    """The cheapest gap at ``start``: its cost, and its length (positive: ``mine`` has more; 0: none is possible)."""
+    gaps = [gap for length in range(1, BAND + 1) for gap in (length, -length)]
+    return min(((_cost(mine, theirs, start, gap), gap) for gap in gaps), key=lambda best: (best[0], abs(best[1])))
+
+
+def _cost(mine: Sequence[int], theirs: Sequence[int], start: int, gap: int) -> int:
+    """What the rest costs if one side's next ``gap`` operations are left out."""
+    rest_mine, rest_theirs = mine[start + max(gap, 0) :], theirs[start + max(-gap, 0) :]
+    if not rest_mine or not rest_theirs:
+        return _IMPOSSIBLE  # nothing would be left to agree
+    differing: int = sum(map(operator.ne, rest_mine, rest_theirs))
+    return differing * _SUBSTITUTE + abs(gap) * _GAP

@@ -1,0 +1,87 @@
+"""Partings that hold each other: nobody is absent of his own will, everybody waits for somebody who waits.
+
+Two groups used in opposite order are the classic: each group alone shows a plain absence, with other culprits than the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from desync.diagnosis.advice import advice
+from desync.diagnosis.frontier import Parting, divergence
+from desync.diagnosis.history import History
+from desync.diagnosis.words import called, named, place, verb
+from desync.model import Cause, Certainty, Finding, Operation, Status
+
+Held = Callable[[int], Iterable[Parting]]
+"""The partings that hold a rank up."""
+
+
+def cycle_of(start: Parting, held: Held) -> tuple[Parting, ...]:
+    """The partings of the first cycle that is met on the way from ``start``; empty if the way ends somewhere."""
+    path: list[Parting] = []
+    here: Parting | None = start
+    while here is not None:
+        if any(here is seen for seen in path):
+            first = next(index for index, seen in enumerate(path) if seen is here)
+            return tuple(path[first:])
+        path.append(here)
+        here = next((there for rank in here.absent for there in held(rank) if there is not here), None)
+    return ()
+
+
+def finding(cycle: tuple[Parting, ...], history: History) -> Finding:
+    """The cycle as a finding, with the calls that close it."""
+    links = [_link(parting, cycle) for parting in cycle]
+    culprits = _culprits(cycle, history)
+    cause = _cause(cycle, culprits, history)
+    lines = tuple(line for operation, waits_for in links for line in [_line(operation, waits_for)])
+    summary = "; ".join(
+        f"{named(parting.pending)} {verb(parting.pending, 'waits', 'wait')} in {called(operation)} for {named(waits_for)}"
+        for parting, (operation, waits_for) in zip(cycle, links, strict=True)
+    )
+    return Finding(
+        status=Status.HANG,
+        cause=cause,
+        certainty=Certainty.PROVEN if all(operation.call.is_async is False for operation, _ in links) else Certainty.LIKELY,
+        culprit_ranks=culprits,
+        summary=f"{summary[0].upper()}{summary[1:]}: a circle that nothing can open.",
+        advice=advice(cause),
+        evidence=lines,
+        time=max((parting.time or 0 for parting in cycle), default=None),
+        divergence=divergence(cycle[0], culprits=culprits),
+    )
+
+
+def _link(parting: Parting, cycle: tuple[Parting, ...]) -> tuple[Operation, tuple[int, ...]]:
+    """The operation in which this link's ranks are, and those of the others in the cycle for which they wait."""
+    others = {rank for other in cycle if other is not parting for rank in other.pending}
+    rank = next((rank for rank in parting.pending), parting.came[0])
+    operation = parting.held_in(rank)
+    assert operation is not None  # noqa: S101 - a rank is pending in an operation
+    return operation, tuple(rank for rank in parting.absent if rank in others) or parting.absent
+
+
+def _line(operation: Operation, waits_for: tuple[int, ...]) -> str:
+    return (
+        f"rank {operation.rank} is in {called(operation)} of {operation.group} at {place(operation.call.site)} "
+        f"and waits for {named(waits_for)}"
+    )
+
+
+def _cause(cycle: tuple[Parting, ...], culprits: tuple[int, ...], history: History) -> Cause:
+    others = {rank for parting in cycle for rank in parting.pending if rank not in culprits}
+    newest = history.newest(culprits[0]) if culprits else None
+    if newest is not None and not any(history.knows(rank, newest) for rank in others):
+        return Cause.RANK_ONLY_COLLECTIVE
+    kinds = {parting.board.kind for parting in cycle}
+    if "p2p" in kinds:
+        return Cause.P2P_MISMATCH
+    return Cause.GROUP_CREATION if "group_creation" in kinds else Cause.GROUP_ORDER_CYCLE
+
+
+def _culprits(cycle: tuple[Parting, ...], history: History) -> tuple[int, ...]:
+    """The ranks that came here on another way than they and the others do; nobody where that does not tell them apart."""
+    ranks = sorted({rank for parting in cycle for rank in parting.pending})
+    strayed = tuple(rank for rank in ranks if history.strayed(rank))
+    return strayed if len(strayed) == 1 or 2 * len(strayed) < len(ranks) else ()
