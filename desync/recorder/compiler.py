@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
-
 _LEAVES = frozenset({"safe", "record", "finish"})
 """Functions under which nothing of the job's runs: what they call in the standard library is not compiled either."""
 

@@ -69,12 +69,22 @@ recorder: Recorder | None = None
 @quiet("installing the recorder")
 def distributed_imported(c10d: ModuleType) -> None:
     """Called once, right after torch's own code of ``distributed_c10d`` has run."""
+    before = dict(vars(c10d))
     _leave_out_wrapper(c10d)
     _wrap_init(c10d)
     _wrap_others(c10d)
+    _replace_copies(c10d, before)
     rank = launched.claimed_rank()
     if rank is not None:
         _open(rank, launched.world_size(), c10d)
+
+
+def _replace_copies(c10d: ModuleType, before: dict[str, Any]) -> None:
+    """Where ``torch.distributed`` has been imported already, it has its own names for the functions that were wrapped."""
+    package = sys.modules.get("torch.distributed")
+    for name, wrapper in vars(c10d).items():
+        if before.get(name) is not wrapper and package is not None and getattr(package, name, None) is before.get(name):
+            setattr(package, name, wrapper)
 
 
 def _open(rank: int | None, world_size: int | None, c10d: Any) -> Recorder | None:
@@ -128,6 +138,7 @@ def _entering(c10d: Any, arguments: tuple[Any, ...], options: dict[str, Any]) ->
     active = _open(rank, size, c10d)
     if active is not None:
         active.start()
+        _set_debug_level()
     return active
 
 
@@ -190,6 +201,15 @@ def _forget(active: Recorder, group: Any, c10d: Any) -> tuple[int, ...] | None:
     ranks = active.groups.find(group).ranks if hasattr(group, "group_name") else None
     active.groups.forget(group)
     return ranks
+
+
+@quiet("setting torch's debug level")
+def _set_debug_level() -> None:
+    """Turn on what DESYNC_TORCH_DEBUG asks for; only here, where torch's wrapper has been left out."""
+    dist: Any = sys.modules["torch.distributed"]  # its stubs do not export these names
+    wanted = os.environ.get("DESYNC_TORCH_DEBUG", "")
+    if (level := getattr(dist.DebugLevel, wanted, None)) is not None:
+        dist.set_debug_level(level)
 
 
 def _leave_out_wrapper(c10d: Any) -> None:

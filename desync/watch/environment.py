@@ -33,7 +33,9 @@ def job_environment(base: Mapping[str, str], run_directory: Path, levels: DebugL
     if levels.torch_wrapper:
         environment["DESYNC_TORCH_WRAPPER"] = "1"
     environment["PYTHONPATH"] = _python_path(base.get("PYTHONPATH"))
-    environment["TORCH_DISTRIBUTED_DEBUG"] = levels.torch or base.get("TORCH_DISTRIBUTED_DEBUG") or "DETAIL"
+    # Not torch's own variable: the recorder sets the level once it is in place.  In a process that it cannot reach (python -I)
+    # DETAIL would bring torch's wrapper, with which DDP on gloo crashes.
+    environment["DESYNC_TORCH_DEBUG"] = levels.torch or base.get("TORCH_DISTRIBUTED_DEBUG") or "DETAIL"
     _set_nccl(environment, run_directory, levels.nccl)
     return environment
 

@@ -51,7 +51,8 @@ def test_debug_levels_are_the_options_else_the_users_else_ours(
     base: dict[str, str], levels: DebugLevels, expected: tuple[str, str, str | None]
 ) -> None:
     result = job_environment(base, Path("/run"), levels)
-    assert (result["TORCH_DISTRIBUTED_DEBUG"], result["NCCL_DEBUG"], result.get("NCCL_DEBUG_FILE")) == expected
+    assert result.get("TORCH_DISTRIBUTED_DEBUG") == base.get("TORCH_DISTRIBUTED_DEBUG")
+    assert (result["DESYNC_TORCH_DEBUG"], result["NCCL_DEBUG"], result.get("NCCL_DEBUG_FILE")) == expected
 
 
 def test_torchs_wrapper_is_asked_for_by_name() -> None:
