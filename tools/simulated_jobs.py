@@ -197,7 +197,7 @@ class Simulator:
     @staticmethod
     def _fits(rows: list[_Row]) -> bool:
         """Whether the operations would complete on the wire, equal or not."""
-        wires = {(row.do.op, row.do.elements if row.do.op != "barrier" else 0, _size(row.do.dtype), row.do.root) for row in rows}
+        wires = {(do.op, 0 if do.op == "barrier" else do.elements, _size(do.dtype), do.root) for do in (row.do for row in rows)}
         return len(wires) == 1
 
     def _p2p(self, rank: _Rank, do: Do) -> None:
@@ -253,7 +253,8 @@ def _trace(plan: Plan, rank: _Rank, now: int, drop: int) -> Trace:
     exit_, failure = _end(ended, len(rows))
     if failure is not None:
         marks = (*marks, failure)
-    if rank.at >= len(rank.program) and rank.ended is None and not rank.stalled and rank.blocked is None and rank.clock <= now:
+    through = rank.at >= len(rank.program) and rank.blocked is None and not rank.stalled
+    if through and rank.ended is None and rank.clock <= now:
         exit_ = Exit(rank.clock, 0, announced=True)
     return Trace(
         rank=rank.number,
@@ -304,7 +305,8 @@ def _progress(marks: list[Do]) -> Progress:
 def _table(plan: Plan, rows: list[_Row], now: int) -> OperationTable:
     calls: dict[Call, int] = {}
     groups: dict[str, int] = {}
-    columns: dict[str, array[int]] = {name: array("q") for name in ("call", "group", "seq", "thread", "entered", "returned", "completed")}
+    names = ("call", "group", "seq", "thread", "entered", "returned", "completed")
+    columns: dict[str, array[int]] = {name: array("q") for name in names}
     for row in rows:
         call = _call(row.do)
         columns["call"].append(calls.setdefault(call, len(calls)))
@@ -388,9 +390,8 @@ def _ddp(rng: random.Random, line: int) -> list[Do]:
     steps = [Do("mark", mark=MarkKind.FETCH), Do("mark", mark=MarkKind.FORWARD, value="sync")]
     steps.append(Do("mark", mark=MarkKind.BACKWARD))
     for number, size in enumerate(sizes):
-        steps.append(
-            Do("collective", line, op="all_reduce", elements=size, reduce_op="sum", is_async=True, bucket=f"DDP bucket {number}")
-        )
+        bucket = Do("collective", line, elements=size, reduce_op="sum", is_async=True, bucket=f"DDP bucket {number}")
+        steps.append(bucket)
     return [*steps, Do("wait"), Do("mark", mark=MarkKind.STEP)]
 
 
@@ -602,7 +603,8 @@ def play(seed: int, kinds: tuple[str, ...]) -> Outcome | None:
     longest = max(len(rank.rows) for rank in simulator.ranks)
     dropped = [rng.randint(0, longest // 2) for _ in simulator.ranks] if rng.random() < 0.3 else None
     seen = evidence(simulator, until, dropped)
-    verdict, detail = judge(plan, diagnose(seen), showed=[] if cut else [truth for truth in plan.truths if shows(simulator, truth)])
+    showed = [] if cut else [truth for truth in plan.truths if shows(simulator, truth)]
+    verdict, detail = judge(plan, diagnose(seen), showed)
     return Outcome(kinds, seed, verdict, detail)
 
 

@@ -29,11 +29,15 @@ def decide(
         return explained[0]
     if explained:
         return ()
-    for differs in (_changed, lambda suspect: _alone(suspect, history), lambda suspect: history.strayed(suspect.rank)):
+    for differs in (_changed, lambda suspect: _alone(suspect, history), lambda suspect: _strayed(suspect, history)):
         found = [cluster for cluster, suspects in sides if all(differs(suspect) for suspect in suspects)]
         if len(found) == 1:
             return found[0]
     return ()
+
+
+def _strayed(suspect: Suspect, history: History) -> bool:
+    return suspect.own is not None and not same_call(suspect) and history.strayed(suspect.rank, suspect.own.index)
 
 
 def _alone(suspect: Suspect, history: History) -> bool:
@@ -44,6 +48,8 @@ def _alone(suspect: Suspect, history: History) -> bool:
     own, theirs, group = suspect.own, suspect.theirs, suspect.parting.group.name
     if own is None or own.call.site is None or theirs.call.site is None or same_call(suspect):
         return False
+    if suspect.witness.dropped:
+        return False  # "never" cannot be said of a rank whose beginning is lost
     turns = history.times(suspect.rank, (theirs.call.site, group))
     return turns > 1 and not history.knows(suspect.witness.rank, (own.call.site, group))
 

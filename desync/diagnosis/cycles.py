@@ -84,4 +84,4 @@ def _culprits(cycle: tuple[Parting, ...], history: History) -> tuple[int, ...]:
     """The ranks that came here on another way than they and the others do; nobody where that does not tell them apart."""
     ranks = sorted({rank for parting in cycle for rank in parting.pending})
     strayed = tuple(rank for rank in ranks if history.strayed(rank))
-    return strayed if len(strayed) == 1 or 2 * len(strayed) < len(ranks) else ()
+    return strayed if len(strayed) == 1 and len(ranks) > 1 else ()

@@ -154,12 +154,14 @@ def retreat(parting: Parting, tokens: Tokens) -> Parting:
     classes = sorted([*parting.clusters, parting.absent], key=len, reverse=True)
     if parting.board.kind != "collective" or len(classes) < 2 or not classes[1]:
         return parting
-    reference = classes[0][0]
-    shifts = {}
-    for rank in [rank for others in classes[1:] for rank in others][:MAX_COMPARED]:
-        shift = shift_before(parting.board, rank, reference, parting.seq, tokens)
-        if shift is not None:
-            shifts[rank] = shift
+    shifts: dict[int, Shift] = {}
+    for number, others in enumerate(classes):
+        references = [each[0] for each in classes[:number] if each]
+        for rank in others[:MAX_COMPARED]:
+            found = (shift_before(parting.board, rank, reference, parting.seq, tokens) for reference in references)
+            shift = next((each for each in found if each is not None), None)
+            if shift is not None:
+                shifts[rank] = shift
     if not shifts:
         return parting
     return _moved(parting, min(shift.seq for shift in shifts.values()), shifts, tokens)

@@ -23,50 +23,55 @@ class History:
     def __init__(self, traces: Mapping[int, Trace]) -> None:
         self._traces = traces
         self._steps = lru_cache(maxsize=None)(self._read)
-        self._successors = lru_cache(maxsize=None)(self._follow)
 
-    def _read(self, rank: int) -> tuple[Step, ...]:
+    def _read(self, rank: int, end: int | None = None) -> tuple[Step, ...]:
+        """The steps of a rank, up to and with the row ``end`` of its table."""
         table = self._traces[rank].operations
-        first = max(0, len(table) - REACH)
-        found = []
-        for row in range(first, len(table)):
+        stop = len(table) if end is None else end + 1
+        found: list[Step] = []
+        for row in range(max(0, stop - REACH), stop):
             call = table.calls[table.call[row]]
-            if call.kind is not Kind.GROUP and call.site is not None:
+            if call.kind is Kind.COLLECTIVE and call.site is not None:
                 found.append((call.site, table.groups[table.group[row]]))
-        return tuple(found)
-
-    def _follow(self, rank: int) -> Mapping[Step, frozenset[Step]]:
-        """After each step, the steps that followed; the newest step of all is left out, it is what is in question."""
-        steps = self._steps(rank)[:-1]
-        found: dict[Step, set[Step]] = {}
-        for before, after in pairwise(steps):
-            found.setdefault(before, set()).add(after)
-        return {step: frozenset(after) for step, after in found.items()}
+        # The buckets of one backward come from one line; how many there are is not the order of the program.
+        return tuple(step for step, _ in groupby(found))
 
     def knows(self, rank: int, step: Step) -> bool:
         """Whether a rank has ever made this call."""
         return step in self._steps(rank)
 
     def times(self, rank: int, step: Step) -> int:
-        """How often it came to it; DDP's buckets of one backward are one time."""
-        return sum(1 for each, _ in groupby(self._steps(rank)) if each == step)
+        """How often it came to it."""
+        return self._steps(rank).count(step)
 
     def newest(self, rank: int) -> Step | None:
         """What the rank called last."""
         steps = self._steps(rank)
         return steps[-1] if steps else None
 
-    def strayed(self, rank: int) -> bool:
-        """Whether the rank's newest call is not what it, or any peer that can be asked, does after the call before it."""
-        steps = self._steps(rank)
+    def strayed(self, rank: int, at: int | None = None) -> bool:
+        """Whether a call is not what the rank, or any peer that can be asked, does after the call before it.
+
+        The call is the one in row ``at`` of the rank's table; without it, the rank's newest.  Only peers that are members of
+        the call's group are asked, for the others leave it out by right; and one peer against one rank proves nothing.
+        """
+        steps = self._steps(rank, at)
         if len(steps) < 2:
             return False
-        before, newest = steps[-2], steps[-1]
-        expected = set(self._successors(rank).get(before, ()))
+        before, call = steps[-2], steps[-1]
+        expected = {after for one, after in pairwise(steps[:-1]) if one == before}
+        votes = self._votes(rank, before, call)
+        if len(votes) > 1:
+            expected |= set().union(*votes)
+        return bool(expected) and call not in expected and not any(call in vote for vote in votes)
+
+    def _votes(self, rank: int, before: Step, call: Step) -> list[set[Step]]:
+        """What each peer that may make the call did after ``before``, as far as the rank is a member there."""
         own_groups = self._traces[rank].groups
-        for peer in list(self._traces)[:PEERS]:
-            if peer != rank:
-                theirs = self._steps(peer)
-                after = {two for one, two in pairwise(theirs) if one == before}
-                expected |= {step for step in after if step[1] in own_groups}
-        return bool(expected) and newest not in expected
+        votes = []
+        for peer, trace in list(self._traces.items())[:PEERS]:
+            if peer != rank and call[1] in trace.groups:
+                after = {two for one, two in pairwise(self._steps(peer)) if one == before and two[1] in own_groups}
+                if after:
+                    votes.append(after)
+        return votes

@@ -7,6 +7,7 @@ written in Python the bucket is known from the hook's argument instead, and foll
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,8 +34,10 @@ class Launches:
 
     buckets: list[Bucket] = field(default_factory=list)
     next: int = 0
+    parameters: int = 0
     unused_map: int = 0
-    """Label of the reduction of the map of used parameters (find_unused_parameters=True)."""
+    """Label of the reduction of the map of used parameters, one whole number for each."""
+    map_pending: bool = False
     hooked: bool = False
     """A Python comm hook says which bucket it is."""
 
@@ -63,6 +66,7 @@ def activate() -> None:
 def begin(module: Launches) -> None:
     """A forward begins whose backward will launch all buckets of the module."""
     module.next = 0
+    module.map_pending = True
     if modules and modules[-1] is not module and module in modules:
         modules.remove(module)
         modules.append(module)
@@ -90,15 +94,19 @@ def hooked() -> int:
 
 def _next_bucket(tensor: Any) -> int:
     elements = tensor.numel()
+    if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
+        return _map_of_used(elements)
     for module in reversed(modules):
-        if module.hooked or module.next > len(module.buckets):
-            continue
-        if module.next < len(module.buckets) and module.buckets[module.next].elements == elements:
-            label = module.buckets[module.next].label
+        if not module.hooked and module.next < len(module.buckets) and module.buckets[module.next].elements == elements:
             module.next += 1
-            return label
-        if module.next == len(module.buckets) and module.unused_map and not tensor.dtype.is_floating_point:
-            module.next += 1
+            return module.buckets[module.next - 1].label
+    return 0
+
+
+def _map_of_used(elements: int) -> int:
+    for module in reversed(modules):
+        if module.map_pending and module.parameters == elements:
+            module.map_pending = False
             return module.unused_map
     return 0
 
@@ -119,15 +127,17 @@ def in_bucket(label: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def follow_futures() -> None:
     """Let callbacks that a comm hook chains to its futures belong to the same bucket."""
-    from torch.futures import Future
+    import torch
 
-    original = Future.then
+    futures: Any = torch._C.Future  # what Work.get_future gives; torch.futures.Future inherits from it
+    original = futures.then
     if getattr(original, "_desync", False):
         return
 
+    @functools.wraps(original)
     def then(self: Any, callback: Any) -> Any:
         label = _context.label
         return original(self, in_bucket(label, callback) if label else callback)
 
     then._desync = True  # type: ignore[attr-defined]  # so that it is not wrapped twice
-    Future.then = then  # type: ignore[method-assign]  # same signature
+    futures.then = then

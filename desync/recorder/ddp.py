@@ -115,13 +115,12 @@ class Ddp:
             parameters=[ref(parameter) for parameter in parameters],
             elements=[parameter.numel() for parameter in parameters],
             names=[names.get(index, f"parameter {index}").lstrip(".") for index in range(len(parameters))],
-            launches=buckets.Launches(),
+            launches=buckets.Launches(parameters=len(parameters)),
         )
         self._watched[ddp] = watched
         buckets.modules.append(watched.launches)
         finalize(ddp, _forget, watched.launches).atexit = False
-        if ddp.find_unused_parameters:
-            watched.launches.unused_map = self._text(f"DDP's map of used parameters of {watched.name}")
+        watched.launches.unused_map = self._text(f"DDP's map of used parameters{watched.title}")
         self._set_layout(ddp, watched, _initial_layout(ddp, parameters, expect_sparse))
 
     def _free_name(self, base: str) -> str:
@@ -181,7 +180,7 @@ class Ddp:
         if data.get("has_rebuilt_buckets"):
             layout = [_indices(part, " ") for part in str(data["rebuilt_per_bucket_param_indices"]).split(", ")]
             watched.looks_left = 0
-        elif watched.looks_left == LAYOUT_LOOKS - 2 and (order := data.get("prev_iteration_grad_ready_order_indices")):
+        elif order := data.get("prev_iteration_grad_ready_order_indices"):
             # torch says it one iteration late; until then the same function that it uses tells the new layout.
             parameters = [parameter() for parameter in watched.parameters]
             layout = _rebuilt_layout(ddp, parameters, _indices(str(order), ", "))

@@ -11,6 +11,7 @@ from desync.report.model import MergedStack
 from desync.report.text import NAME, bounded
 
 MAX_FRAMES = 64
+MAX_SHOWN = 8
 MAX_STACKS = 256
 PATH = 1000
 """Longest file name, in characters."""
@@ -52,6 +53,16 @@ def is_user(frame: Frame) -> bool:
 def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """Those that are the user's, innermost first."""
     return tuple(frame for frame in frames if is_user(frame))
+
+
+def cut_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The user's frames, below the innermost Python frame that they led to; the three innermost if none is the user's."""
+    own = user_frames(frames)
+    if not own:
+        return tuple(frames[:3])
+    innermost = next((frame for frame in frames if not is_native(frame)), own[0])
+    head = () if innermost == own[0] else (innermost,)
+    return (*head, *own)[:MAX_SHOWN]
 
 
 def is_main(thread: str) -> bool:

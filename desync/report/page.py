@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from desync.report.text import LINE, SENTENCE, clean
+from desync.report.view import Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,14 @@ class Page:
     def text(self, text: str, style: str = "", limit: int = LINE) -> Text:
         """Like :meth:`say`, as a Text (in which markup means nothing)."""
         return Text(self.say(text, limit), style=style)
+
+    def parts(self, fact: Fact) -> Text:
+        """A line of a fact, its strong parts bold; blanks at the ends of a part stay."""
+        made = []
+        for part in fact.parts:
+            lead, trail = part.text[: 1 if part.text[:1] == " " else 0], part.text[-1:] if part.text[-1:] == " " else ""
+            made += [Text(lead), self.text(part.text, "bold" if part.strong else "", SENTENCE), Text(trail)]
+        return joined(*made)
 
     def blank(self) -> None:
         """An empty line."""

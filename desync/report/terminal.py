@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from desync.model import Frame, RankState, Status
-from desync.report.frames import is_main, is_native, is_user, user_frames
-from desync.report.model import DivergenceEntry, FindingEntry, MergedStack, Place, RankEntry, Report, Role
+from desync.model import Frame, Status
+from desync.report import view
+from desync.report.frames import cut_frames, is_main, is_user
+from desync.report.model import FindingEntry, MergedStack, Report
 from desync.report.page import Page, joined
 from desync.report.table import most_telling, render_table
-from desync.report.text import SENTENCE, count, exit_phrase, place, rank_set, ranks_phrase, seconds
+from desync.report.text import SENTENCE, place, rank_set, ranks_phrase
 
 MAX_EVIDENCE = 8
 MAX_FINDINGS = 6
 MAX_STACKS = 6
-MAX_FRAMES = 8
 MAX_EXCEPTIONS = 6
-MAX_PLACES = 3
 MAX_NOTES = 8
 
 _COLOURS = {
@@ -54,9 +53,9 @@ def render(report: Report, console: Console, base: str | None = None) -> None:
         page.heading("Notes")
         page.bullets(report.notes, MAX_NOTES)
     page.blank()
-    page.line(page.text(_job(page, report), "dim"))
-    if timing := _timing(page, report):
-        page.line(page.text(timing, "dim"))
+    page.line(page.text(page.join(*view.job_line(report)), "dim"))
+    if timing := view.timing_line(report):
+        page.line(page.text(page.join(*timing), "dim"))
 
 
 def _status(report: Report) -> Text:
@@ -70,7 +69,7 @@ def _quiet(page: Page, report: Report) -> None:
     if report.verdict.advice:
         page.line(page.text(report.verdict.advice, limit=SENTENCE), "  ")
     if report.job.world_size:
-        page.line(page.text(_job(page, report), "dim"), "  ")
+        page.line(page.text(page.join(*view.job_line(report)), "dim"), "  ")
     for note in report.notes[:MAX_NOTES]:
         page.line(page.text(note, "dim"), "  note: ", "    ")
     page.rest(len(report.notes) - MAX_NOTES)
@@ -78,8 +77,7 @@ def _quiet(page: Page, report: Report) -> None:
 
 def _verdict(page: Page, report: Report) -> None:
     verdict = report.verdict
-    who = ranks_phrase(verdict.culprit_ranks) if verdict.culprit_ranks else ""
-    rest = page.join(verdict.cause.value, who, verdict.certainty.value)
+    rest = page.join(verdict.cause.value, view.who(report), verdict.certainty.value)
     page.line(joined(_status(report), Text(f" {page.glyphs.dot} {rest}", style="bold")))
     page.blank()
     page.line(page.text(verdict.summary, limit=SENTENCE))
@@ -87,82 +85,16 @@ def _verdict(page: Page, report: Report) -> None:
 
 def _facts(page: Page, report: Report, root: str) -> None:
     """Who, in what, where, and what to change."""
-    verdict = report.verdict
-    culprits = [item for item in verdict.places if _is_culprit(report, item)]
-    waiting = [item for item in verdict.places if not _is_culprit(report, item)]
-    facts = [("culprit", _place(page, report, item, root)) for item in culprits[:MAX_PLACES]]
-    if report.divergence:
-        facts.append((report.divergence.kind.replace("_", " "), _operation(page, report.divergence)))
-    facts += [(_waiting(report, item), _place(page, report, item, root)) for item in waiting[:MAX_PLACES]]
-    if verdict.advice:
-        facts.append(("what to change", page.text(verdict.advice, "bold", SENTENCE)))
     page.blank()
-    for label, text in facts:
-        page.line(text, f"  {page.say(label, 14):<15} ")
-
-
-def _waiting(report: Report, item: Place) -> str:
-    over = all(_ended(entry) for entry in report.ranks if entry.rank in item.ranks)
-    return "waited" if over else "waiting"
-
-
-def _is_culprit(report: Report, item: Place) -> bool:
-    return bool(set(item.ranks).intersection(report.verdict.culprit_ranks))
-
-
-def _place(page: Page, report: Report, item: Place, root: str) -> Text:
-    """``rank 2 (pid 7 on gpu-1) raised at train.py:42 in main``."""
-    one = len(item.ranks) == 1
-    process = _process(report, item.ranks[0]) if one and _is_culprit(report, item) else ""
-    doing = page.text(f"{ranks_phrase(item.ranks)}{process} {_doing(report, item)} at")
-    caller = item.callers[0] if item.callers and item.callers[0].file != item.frame.file else None
-    origin = page.text(f", from {place(caller, root)}" if caller else "")
-    return joined(doing, Text(" "), page.text(place(item.frame, root), "bold"), origin)
-
-
-def _doing(report: Report, item: Place) -> str:
-    same = report.divergence is not None and item.op == report.divergence.op
-    match item.role:
-        case Role.WAITS | Role.INSTEAD:
-            return f"called {'it' if same and not _is_culprit(report, item) else item.op}"
-        case Role.RAISED:
-            return "raised"
-        case Role.AT:
-            return "is" if len(item.ranks) == 1 else "are"
-        case Role.LAST:
-            return f"last called {item.op}"
-
-
-def _ended(entry: RankEntry) -> bool:
-    return entry.state in (RankState.EXITED, RankState.KILLED, RankState.RAISED)
-
-
-def _process(report: Report, rank: int) -> str:
-    entry = next((entry for entry in report.ranks if entry.rank == rank), None)
-    if entry is None or entry.pid is None:
-        return ""
-    several = len({other.node for other in report.ranks}) > 1
-    return f" (pid {entry.pid} on {entry.node})" if several and entry.node else f" (pid {entry.pid})"
-
-
-def _group(divergence: DivergenceEntry) -> str:
-    """What people call the group."""
-    name, description = divergence.group, divergence.description
-    return f"{description} ({name})" if description and description != name else name
-
-
-def _operation(page: Page, divergence: DivergenceEntry) -> Text:
-    name = page.text(f"{divergence.op} {divergence.seq}", "bold", 60)
-    group = page.text(f"{_group(divergence)}, {ranks_phrase(divergence.group_ranks)}", limit=160)
-    bucket = [Text("; "), page.text(divergence.bucket, limit=160)] if divergence.bucket else []
-    return joined(name, Text(" of "), group, *bucket)
+    for fact in view.facts(report, root):
+        page.line(page.parts(fact), f"  {page.say(fact.label, 14):<15} ")
 
 
 def _window(page: Page, report: Report) -> None:
     if report.window is None or report.divergence is None:
         return
     numbered = report.divergence.kind == "collective"
-    what = f"operations of {_group(report.divergence)}, by number" if numbered else "each rank's last operations"
+    what = f"operations of {view.group_name(report.divergence)}, by number" if numbered else "each rank's last operations"
     page.heading("Where they part", what)
     render_table(page, report)
 
@@ -186,29 +118,12 @@ def _stacks(page: Page, report: Report, root: str) -> None:
 def _displayed(stacks: Sequence[MergedStack], culprits: set[int]) -> list[MergedStack]:
     """Cut to what is shown, of each rank's thread only the best source, and merged again where the cut made them equal."""
     merged: dict[tuple[str, str, tuple[Frame, ...]], list[int]] = {}
-    seen: set[tuple[int, bool, str]] = set()
-    for stack in sorted(stacks, key=lambda stack: stack.source != "py-spy"):
-        if not (is_main(stack.thread) or user_frames(stack.frames)):
-            continue
-        thread = "" if is_main(stack.thread) else stack.thread
-        fresh = [rank for rank in stack.ranks if (rank, is_main(stack.thread), thread) not in seen]
-        seen.update((rank, is_main(stack.thread), thread) for rank in fresh)
-        if fresh:
-            merged.setdefault((stack.source, stack.thread, cut_frames(stack.frames)), []).extend(fresh)
+    for stack in view.telling_stacks(stacks):
+        merged.setdefault((stack.source, stack.thread, cut_frames(stack.frames)), []).extend(stack.ranks)
     found = [
         MergedStack(tuple(sorted(ranks)), source, thread, frames) for (source, thread, frames), ranks in merged.items()
     ]
     return sorted(found, key=lambda stack: (not culprits.intersection(stack.ranks), -len(stack.ranks), stack.ranks))
-
-
-def cut_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """The user's frames, below the innermost Python frame that they led to; the three innermost if none is the user's."""
-    own = user_frames(frames)
-    if not own:
-        return tuple(frames[:3])
-    innermost = next((frame for frame in frames if not is_native(frame)), own[0])
-    head = () if innermost == own[0] else (innermost,)
-    return (*head, *own)[:MAX_FRAMES]
 
 
 def _also(page: Page, findings: Sequence[FindingEntry]) -> None:
@@ -226,33 +141,21 @@ def _also(page: Page, findings: Sequence[FindingEntry]) -> None:
 
 
 def _link(finding: FindingEntry) -> Text:
-    if finding.follows_from is None:
-        return Text("")
-    source = "the verdict" if finding.follows_from == 0 else f"finding {finding.follows_from + 1}"
-    return Text(f" (follows from {source})", "dim")
+    return Text(f" ({view.follows(finding)})" if finding.follows_from is not None else "", "dim")
 
 
 def _ranks(page: Page, report: Report) -> None:
     """How far each rank came, where that differs or a rank has ended."""
-    if not any(map(_ended, report.ranks)) and len({entry.progress for entry in report.ranks}) < 2:
+    if not any(map(view.ended, report.ranks)) and len({entry.progress for entry in report.ranks}) < 2:
         return
     groups: dict[tuple[str, ...], list[int]] = {}
     for entry in report.ranks:
-        groups.setdefault(_rank_cells(page, entry), []).append(entry.rank)
+        groups.setdefault(tuple(page.say(cell, 40) for cell in view.rank_cells(entry)), []).append(entry.rank)
     shown = most_telling([(tuple(ranks), cells) for cells, ranks in groups.items()], report.verdict.culprit_ranks)
     page.heading("Ranks")
-    head = ("rank", "state", "batches", "forwards", "backwards", "steps", "last operation")
-    _grid(page, head, [(rank_set(ranks, 18), *cells) for ranks, cells in shown])
+    _grid(page, view.RANK_HEAD, [(rank_set(ranks, 18), *cells) for ranks, cells in shown])
     page.rest(len(groups) - len(shown))
     _exceptions(page, report)
-
-
-def _rank_cells(page: Page, entry: RankEntry) -> tuple[str, ...]:
-    state = exit_phrase(entry.exit_code) if entry.state in (RankState.EXITED, RankState.KILLED) else entry.state.value
-    done = entry.progress
-    batches = f"{done.batches} (all)" if done.loader_exhausted else str(done.batches)
-    last = page.say(f"{entry.last.op} {entry.last.seq}", 40) if entry.last else "none"
-    return (state, batches, str(done.forwards), str(done.backwards), str(done.steps), last)
 
 
 def _grid(page: Page, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -267,30 +170,7 @@ def _grid(page: Page, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
 def _exceptions(page: Page, report: Report) -> None:
     """Each exception once, the culprits' first."""
     same: dict[str, list[int]] = {}
-    for entry in sorted(report.ranks, key=lambda entry: entry.rank not in report.verdict.culprit_ranks):
-        if entry.exception:
-            said = ": ".join(filter(None, [entry.exception.type, entry.exception.message]))
-            same.setdefault(page.say(said, 240), []).append(entry.rank)
+    for ranks, said in view.exceptions(report):
+        same.setdefault(page.say(said, 240), []).extend(ranks)
     for said, members in list(same.items())[:MAX_EXCEPTIONS]:
         page.line(joined(Text(f"{ranks_phrase(members)}: "), Text(said, "red")), "  ", "    ")
-
-
-def _job(page: Page, report: Report) -> str:
-    job = report.job
-    return page.join(
-        count(job.world_size, "rank") if job.world_size else "",
-        f"{len(job.nodes)} nodes" if len(job.nodes) > 1 else "",
-        f"torch {job.torch}" if job.torch else "",
-        ", ".join(job.backends),
-        f"ended with status {job.exit_code}" if job.exit_code else "",
-    )
-
-
-def _timing(page: Page, report: Report) -> str:
-    timing = report.timing
-    at, seen, stacks = timing.diverged_at, timing.detected_after_s, timing.stacks_after_s
-    return page.join(
-        f"diverged {at[:19].replace('T', ' ')} UTC" if at else "",
-        f"seen {seconds(seen)} later" if seen is not None else "",
-        f"stacks {seconds(stacks)} later" if stacks is not None else "",
-    )

@@ -12,13 +12,14 @@ from rich.console import Console
 from desync.errors import RunDirectoryError
 from desync.model import Diagnosis, Evidence
 from desync.report.build import build_report
-from desync.report.json_format import write_report
+from desync.report.json_format import replace_private, write_report
 from desync.report.model import Report, Timing
 from desync.report.terminal import render
 from desync.report.text import ranks_phrase
 from desync.watch.status_line import Voice
 
 REPORT_FILE = "report.json"
+PAGE_FILE = "report.html"
 
 
 class Reporter:
@@ -57,10 +58,24 @@ class Reporter:
         with contextlib.suppress(OSError):
             console = Console(file=sys.stderr, soft_wrap=False)
             render(report, console)
+        self._write_page(report)
+
+    def _write_page(self, report: Report) -> Path | None:
+        """Write report.html; returns its place, or None if that failed: a page less must not cost the rest."""
+        from desync.report.html import render_html  # here, where the job does not wait for it
+
+        path = self.path.with_name(PAGE_FILE)
+        try:
+            replace_private(render_html(report), path)
+        except Exception as error:  # noqa: BLE001 - report.json is there, and the page can be made again from it
+            self.voice.say(f"{PAGE_FILE} cannot be written: {error}")
+            return None
+        return path
 
     def close(self, report: Report) -> None:
         """The last line: what it was, and where everything is."""
-        self.voice.say(f"{headline(report)}; report: {self.path}", limit=1000)
+        place = self._write_page(report) or self.path
+        self.voice.say(f"{headline(report)}; report: {place}", limit=1000)
 
 
 def headline(report: Report) -> str:

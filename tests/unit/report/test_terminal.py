@@ -14,9 +14,10 @@ from rich.console import Console
 
 from desync.model import Divergence, Evidence, Frame, Group, OperationState, RankState
 from desync.report.build import build_report
+from desync.report.frames import cut_frames
 from desync.report.json_format import from_json, to_json
 from desync.report.model import Report, Timing
-from desync.report.terminal import cut_frames, render
+from desync.report.terminal import render
 from tests.unit.report import report_samples as samples
 from tests.unit.report.report_samples import GRADIENTS, PROJECT, Step, diagnosis, job, steps, trace
 
