@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ HELP = "show the report of a run again"
 
 LATEST = Path("desync-runs") / "latest"
 REPORT = "report.json"
+PAGE = "report.html"
 MAX_BYTES = 256 * 1024 * 1024
 """A larger file is not read: no job's report comes near it."""
 FILE_WIDTH = 100
@@ -28,19 +30,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``desync report``."""
     run_dir = f"the run's directory, or its {REPORT} (default: the newest run)"
     parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help=run_dir)
-    parser.add_argument("--format", choices=("terminal", "json"), default="terminal", help="default: terminal")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="terminal", help="default: terminal")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of standard output")
     parser.add_argument("--force", action="store_true", help="let -o replace an existing file")
+    private = "in Markdown, keep home directories, names of machines, addresses and what looks like a secret"
+    parser.add_argument("--full", action="store_true", help=private)
+    parser.add_argument("--open", action="store_true", help=f"open {PAGE} of the run in a browser")
     parser.add_argument("--check", action="store_true", help="exit with 1 if there is a finding")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Render the report; returns 1 with ``--check`` if it has a finding, else 0."""
     report = load(arguments.run_dir)
-    if arguments.output is None:
-        _show(report, arguments.format)
+    if arguments.open:
+        _open(report, arguments.run_dir)
+    elif arguments.output is None:
+        _show(report, arguments)
     else:
-        _write(_text(report, arguments.format), arguments.output, arguments.force)
+        _write(_text(report, arguments), arguments.output, arguments.force)
     return 1 if arguments.check and report.findings else 0
 
 
@@ -89,9 +96,9 @@ def _read(path: Path) -> str:
         raise ReportError("this is no JSON", "name a run directory of `desync watch`, or a report.json from one") from None
 
 
-def _show(report: Report, chosen: str) -> None:
-    if chosen == "json":
-        sys.stdout.write(_text(report, chosen))
+def _show(report: Report, arguments: argparse.Namespace) -> None:
+    if arguments.format != "terminal":
+        sys.stdout.write(_text(report, arguments))
         return
     from rich.console import Console
 
@@ -100,11 +107,11 @@ def _show(report: Report, chosen: str) -> None:
     render(report, Console(soft_wrap=False))
 
 
-def _text(report: Report, chosen: str) -> str:
-    if chosen == "json":
-        from desync.report.json_format import to_json
+def _text(report: Report, arguments: argparse.Namespace) -> str:
+    return FORMATS[arguments.format](report, arguments)
 
-        return to_json(report)
+
+def _terminal(report: Report, _arguments: argparse.Namespace) -> str:
     from rich.console import Console
 
     from desync.report.terminal import render
@@ -113,6 +120,43 @@ def _text(report: Report, chosen: str) -> str:
     with console.capture() as captured:
         render(report, console)
     return captured.get()
+
+
+def _json(report: Report, _arguments: argparse.Namespace) -> str:
+    from desync.report.json_format import to_json
+
+    return to_json(report)
+
+
+def _html(report: Report, _arguments: argparse.Namespace) -> str:
+    from desync.report.html import render_html
+
+    return render_html(report)
+
+
+def _markdown(report: Report, arguments: argparse.Namespace) -> str:
+    from desync.report.markdown import render_markdown
+
+    return render_markdown(report, full=arguments.full)
+
+
+FORMATS: dict[str, Callable[[Report, argparse.Namespace], str]] = {
+    "terminal": _terminal,
+    "html": _html,
+    "markdown": _markdown,
+    "json": _json,
+}
+
+
+def _open(report: Report, run_dir: Path | None) -> None:
+    """Open the page, made anew beside the report; what lies there outside a run's directory may be the user's and stays."""
+    import webbrowser
+
+    page = _report_path(run_dir).resolve().with_name(PAGE)
+    _write(_html(report, argparse.Namespace()), page, force=(page.parent / "journals").is_dir())
+    if not webbrowser.open(page.as_uri()):
+        raise UsageError("no browser could be started", f"open {str(page)!r} yourself")
+    print(page)
 
 
 def _write(text: str, path: Path, force: bool) -> None:

@@ -1,0 +1,214 @@
+"""The report as one HTML file: no script, nothing loaded from anywhere, and all foreign text as text.
+
+What keeps the job's text from becoming markup: the template engine escapes every value; control characters and bidirectional
+controls are shown as escapes; no value ever stands in a style, a script or the address of a link; and a Content-Security-Policy
+in the file itself allows nothing but its own style sheet.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from desync.model import Frame, Status
+from desync.report import view
+from desync.report.frames import is_user
+from desync.report.graph import BOX_HEIGHT, BOX_WIDTH, build_graph
+from desync.report.lanes import SIGNS, STATE_WORDS, build_picture
+from desync.report.model import CellState, Lateness, Report
+from desync.report.stack_tree import build_trees
+from desync.report.text import bounded, clean, place, rank_set, ranks_phrase, seconds, shapes
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+TEMPLATES = Path(__file__).with_name("templates")
+MAX_TEXT = 4000
+MAX_ROWS = 48
+"""Rows of a table of sets of ranks; every rank is in the table below it."""
+MAX_LATE = 16
+MAX_EVERY_RANK = 4096
+
+_HEADLINES = {
+    Status.HANG: "The job hangs",
+    Status.CRASH: "The job crashed",
+    Status.MISMATCH: "The ranks disagree",
+    Status.DRIFT: "The replicas drifted apart",
+    Status.SLOW: "Ranks are late",
+    Status.HEALTHY: "Nothing is wrong",
+    Status.UNKNOWN: "Not enough was seen",
+}
+
+
+def render_html(report: Report, base: str | None = None) -> str:
+    """The page; files below ``base`` (the working directory if None) are shown relative to it."""
+    root = os.getcwd() if base is None else base
+    css = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    return _template().render(_context(report, root), css=_trusted(css), style_hash=digest)
+
+
+def _trusted(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(text)  # noqa: S704 - our own style sheet
+
+
+@functools.cache
+def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(ranks=ranks_phrase, rank_set=rank_set, seconds=_seconds, bytes=size, cut=bounded)
+    return environment.get_template("report.html.j2")
+
+
+def _harmless(value: object) -> object:
+    """What is written for a value: text without control characters, and never without an end."""
+    if hasattr(value, "__html__"):
+        return value
+    text = str(value)
+    lead, trail = text[:1] == " ", text[-1:] == " " and len(text) > 1
+    return f"{' ' if lead else ''}{clean(text, MAX_TEXT)}{' ' if trail else ''}"
+
+
+def _context(report: Report, base: str) -> dict[str, Any]:
+    culprits = report.verdict.culprit_ranks
+    return {
+        "report": report,
+        "headline": _HEADLINES[report.verdict.status],
+        "who": view.who(report),
+        "facts": view.facts(report, base),
+        "picture": build_picture(report, base),
+        "signs": {SIGNS[state]: STATE_WORDS[state] for state in CellState},
+        "standings": _standings(report, base),
+        "graph": build_graph(report.waits, culprits),
+        "box": (BOX_WIDTH, BOX_HEIGHT),
+        "trees": build_trees(report.stacks, culprits),
+        "rank_head": view.RANK_HEAD,
+        "rank_rows": view.rank_rows(report),
+        "exceptions": view.exceptions(report),
+        "late": _latest(report.lateness),
+        "environment": _environment(report),
+        "at": lambda frame: place(frame, base, 100),
+        "is_user": is_user,
+        "follows": view.follows,
+        "is_culprit": functools.partial(view.is_culprit, report),
+        "only_culprits": lambda ranks: set(ranks) <= set(culprits),
+        "MAX_ROWS": MAX_ROWS,
+        "MAX_EVERY_RANK": MAX_EVERY_RANK,
+    }
+
+
+def _standings(report: Report, base: str) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """What each set of ranks called at the divergence: state, operation, tensors, arguments, call site."""
+    if report.divergence is None:
+        return []
+    rows: dict[tuple[tuple[str, ...], bool], list[int]] = {}
+    for rank, at in report.divergence.by_rank.items():
+        arguments = [
+            f"reduce op {at.reduce_op}" if at.reduce_op else "",
+            f"root {at.root}" if at.root is not None else "",
+            f"peer {at.peer}" if at.peer is not None else "",
+            f"tag {at.tag}" if at.tag is not None else "",
+        ]
+        cells = (
+            at.state.value,
+            f"{at.op} {at.seq}" if at.op else "",
+            " ".join(filter(None, [at.dtype, shapes(at.shapes)])),
+            ", ".join(filter(None, arguments)),
+            _site(report, rank, at.callsite, base),
+        )
+        rows.setdefault((cells, view.is_culprit(report, (rank,))), []).append(rank)
+    ordered = sorted(rows.items(), key=lambda item: (not item[0][1], -len(item[1]), item[1]))
+    return [(tuple(ranks), cells) for (cells, _), ranks in ordered]
+
+
+def _site(report: Report, rank: int, frame: Frame | None, base: str) -> str:
+    """Where a rank called; of one that called nothing there, where it is instead."""
+    if frame is not None:
+        return place(frame, base, 100)
+    found = next((item for item in report.verdict.places if rank in item.ranks), None)
+    return f"is at {place(found.frame, base, 100)}" if found else ""
+
+
+def _latest(lateness: Lateness | None) -> list[tuple[int, float, float, int, int, int]]:
+    """The ranks that come latest: rank, median and worst in seconds, times last, and both as shares of the longest bar."""
+    if lateness is None:
+        return []
+    ordered = sorted(lateness.ranks, key=lambda entry: (-entry.median_s, -entry.last, entry.rank))[:MAX_LATE]
+    longest = max((entry.worst_s for entry in ordered), default=0.0) or 1.0
+    return [
+        (
+            entry.rank,
+            entry.median_s,
+            entry.worst_s,
+            entry.last,
+            round(200 * entry.median_s / longest),
+            round(200 * entry.worst_s / longest),
+        )
+        for entry in ordered
+    ]
+
+
+def _environment(report: Report) -> list[tuple[str, str]]:
+    job = report.job
+    said = [
+        ("command", " ".join(job.command)),
+        ("ranks", str(job.world_size or "")),
+        ("machines", ", ".join(job.nodes[:16]) + (f", … {len(job.nodes) - 16} more" if len(job.nodes) > 16 else "")),
+        ("backends", ", ".join(job.backends)),
+        ("torch", job.torch or ""),
+        ("Python", job.python or ""),
+        ("desync", job.desync or ""),
+        ("attempt", str(job.attempt) if job.attempt else ""),
+        ("started", _moment(job.started)),
+        ("ended", _moment(job.ended)),
+        ("exit status", "" if job.exit_code is None else str(job.exit_code)),
+        ("ranks parted", _moment(report.timing.diverged_at)),
+        ("seen", _later(report.timing.detected_after_s)),
+        ("stacks taken", _later(report.timing.stacks_after_s)),
+    ]
+    return [(name, value) for name, value in said if value]
+
+
+def _moment(iso: str | None) -> str:
+    """An ISO time as people read it; the milliseconds are kept."""
+    return f"{iso[:23].replace('T', ' ')} UTC" if iso else ""
+
+
+def _later(value: float | None) -> str:
+    return "" if value is None else f"{seconds(value)} later"
+
+
+def _seconds(value: float | None) -> str:
+    """A duration with three digits: ``12.3 ms``, ``1.25 s``."""
+    if value is None:
+        return "not known"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        scaled = value * factor
+        if scaled >= 1 or unit == "µs":
+            return f"{scaled:.3g} {unit}" if scaled < 1000 else seconds(value)
+    return ""
+
+
+def size(value: float | None) -> str:
+    """A number of bytes: ``12.3 MiB``."""
+    if value is None:
+        return "not known"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.3g} {unit}" if value < 1000 or unit != "B" else f"{value:.0f} B"
+        value /= 1024
+    return ""

@@ -1,0 +1,204 @@
+"""What a rendering says, whatever its format: the headline, the facts under it, and the tables, as plain words.
+
+Foreign text is made harmless by the rendering: a terminal, a browser and Markdown each need something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from desync.model import Frame, RankState
+from desync.report.frames import is_main, user_frames
+from desync.report.model import DivergenceEntry, FindingEntry, MergedStack, Place, RankEntry, Report, Role
+from desync.report.text import SENTENCE, bounded, count, exit_phrase, place, ranks_phrase, seconds
+
+MAX_PLACES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a line; blanks at its ends belong to it."""
+
+    text: str
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A line under the verdict: what it is about, and what is said."""
+
+    label: str
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> str:
+        """The whole line."""
+        return "".join(part.text for part in self.parts)
+
+
+def facts(report: Report, base: str | None) -> list[Fact]:
+    """Who, in what, where, and what to change; files below ``base`` are shown relative to it."""
+    places = report.verdict.places
+    culprits = [item for item in places if is_culprit(report, item.ranks)]
+    waiting = [item for item in places if not is_culprit(report, item.ranks)]
+    found = [Fact("culprit", _place(report, item, base)) for item in culprits[:MAX_PLACES]]
+    if report.divergence:
+        found.append(Fact(report.divergence.kind.replace("_", " "), _operation(report.divergence)))
+    found += [Fact(_waiting(report, item), _place(report, item, base)) for item in waiting[:MAX_PLACES]]
+    if report.verdict.advice:
+        found.append(Fact("what to change", (Part(bounded(report.verdict.advice, SENTENCE), strong=True),)))
+    return found
+
+
+def is_culprit(report: Report, ranks: Iterable[int]) -> bool:
+    """Whether one of the verdict's culprits is among the ranks."""
+    return bool(set(ranks).intersection(report.verdict.culprit_ranks))
+
+
+def who(report: Report) -> str:
+    """The culprits in words; empty if there are none."""
+    return ranks_phrase(report.verdict.culprit_ranks) if report.verdict.culprit_ranks else ""
+
+
+def group_name(divergence: DivergenceEntry) -> str:
+    """What people call the group."""
+    name, description = divergence.group, divergence.description
+    return f"{description} ({name})" if description and description != name else name
+
+
+def ended(entry: RankEntry) -> bool:
+    """Whether a rank's process is over, or about to be."""
+    return entry.state in (RankState.EXITED, RankState.KILLED, RankState.RAISED)
+
+
+def follows(finding: FindingEntry) -> str:
+    """"follows from the verdict", or empty."""
+    if finding.follows_from is None:
+        return ""
+    source = "the verdict" if finding.follows_from == 0 else f"finding {finding.follows_from + 1}"
+    return f"follows from {source}"
+
+
+def job_line(report: Report) -> list[str]:
+    """Size and versions of the job, and how it ended."""
+    job = report.job
+    said = [
+        count(job.world_size, "rank") if job.world_size else "",
+        f"{len(job.nodes)} nodes" if len(job.nodes) > 1 else "",
+        f"torch {job.torch}" if job.torch else "",
+        ", ".join(job.backends),
+        f"ended with status {job.exit_code}" if job.exit_code else "",
+    ]
+    return [part for part in said if part]
+
+
+def timing_line(report: Report) -> list[str]:
+    """When the ranks parted, and how soon that was seen."""
+    at, seen, stacks = report.timing.diverged_at, report.timing.detected_after_s, report.timing.stacks_after_s
+    said = [
+        f"diverged {at[:19].replace('T', ' ')} UTC" if at else "",
+        f"seen {seconds(seen)} later" if seen is not None else "",
+        f"stacks {seconds(stacks)} later" if stacks is not None else "",
+    ]
+    return [part for part in said if part]
+
+
+RANK_HEAD = ("rank", "state", "batches", "forwards", "backwards", "steps", "last operation")
+
+
+def rank_cells(entry: RankEntry) -> tuple[str, ...]:
+    """What RANK_HEAD names after the rank itself."""
+    state = exit_phrase(entry.exit_code) if entry.state in (RankState.EXITED, RankState.KILLED) else entry.state.value
+    done = entry.progress
+    batches = f"{done.batches} (all)" if done.loader_exhausted else str(done.batches)
+    last = f"{entry.last.op} {entry.last.seq}" if entry.last else "none"
+    return (state, batches, str(done.forwards), str(done.backwards), str(done.steps), last)
+
+
+def rank_rows(report: Report) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Ranks of which the same is said, with that, culprits apart from others; in the order of ranks."""
+    rows: dict[tuple[tuple[str, ...], bool], list[int]] = {}
+    for entry in report.ranks:
+        rows.setdefault((rank_cells(entry), is_culprit(report, (entry.rank,))), []).append(entry.rank)
+    return sorted((tuple(ranks), cells) for (cells, _), ranks in rows.items())
+
+
+def used_columns(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Columns of rank rows that hold something else than zeros."""
+    return [index for index in range(len(rows[0]) if rows else 0) if index == 0 or any(row[index] != "0" for row in rows)]
+
+
+def exceptions(report: Report) -> list[tuple[list[int], str]]:
+    """Each exception once with its ranks, the culprits' first."""
+    same: dict[str, list[int]] = {}
+    for entry in sorted(report.ranks, key=lambda entry: entry.rank not in report.verdict.culprit_ranks):
+        if entry.exception:
+            said = ": ".join(filter(None, [entry.exception.type, entry.exception.message]))
+            same.setdefault(said, []).append(entry.rank)
+    return [(ranks, said) for said, ranks in same.items()]
+
+
+def telling_stacks(stacks: Sequence[MergedStack]) -> list[MergedStack]:
+    """Main threads, and others that run the user's code; of each rank's thread only the best source."""
+    found: list[MergedStack] = []
+    seen: set[tuple[int, str]] = set()
+    for stack in sorted(stacks, key=lambda stack: stack.source != "py-spy"):
+        if not (is_main(stack.thread) or user_frames(stack.frames)):
+            continue
+        thread = "" if is_main(stack.thread) else stack.thread
+        fresh = tuple(rank for rank in stack.ranks if (rank, thread) not in seen)
+        seen.update((rank, thread) for rank in fresh)
+        if fresh:
+            found.append(MergedStack(fresh, stack.source, stack.thread, stack.frames))
+    return found
+
+
+def _waiting(report: Report, item: Place) -> str:
+    over = all(ended(entry) for entry in report.ranks if entry.rank in item.ranks)
+    return "waited" if over else "waiting"
+
+
+def _place(report: Report, item: Place, base: str | None) -> tuple[Part, ...]:
+    """``rank 2 (pid 7 on gpu-1) raised at train.py:42 in main``."""
+    one = len(item.ranks) == 1
+    process = _process(report, item.ranks[0]) if one and is_culprit(report, item.ranks) else ""
+    caller = _caller(item)
+    return (
+        Part(f"{ranks_phrase(item.ranks)}{process} {_doing(report, item)} at "),
+        Part(place(item.frame, base), strong=True),
+        Part(f", from {place(caller, base)}" if caller else ""),
+    )
+
+
+def _caller(item: Place) -> Frame | None:
+    return item.callers[0] if item.callers and item.callers[0].file != item.frame.file else None
+
+
+def _doing(report: Report, item: Place) -> str:
+    same = report.divergence is not None and item.op == report.divergence.op
+    match item.role:
+        case Role.WAITS | Role.INSTEAD:
+            return f"called {'it' if same and not is_culprit(report, item.ranks) else item.op}"
+        case Role.RAISED:
+            return "raised"
+        case Role.AT:
+            return "is" if len(item.ranks) == 1 else "are"
+        case Role.LAST:
+            return f"last called {item.op}"
+
+
+def _process(report: Report, rank: int) -> str:
+    entry = next((entry for entry in report.ranks if entry.rank == rank), None)
+    if entry is None or entry.pid is None:
+        return ""
+    several = len({other.node for other in report.ranks}) > 1
+    return f" (pid {entry.pid} on {entry.node})" if several and entry.node else f" (pid {entry.pid})"
+
+
+def _operation(divergence: DivergenceEntry) -> tuple[Part, ...]:
+    return (
+        Part(bounded(f"{divergence.op} {divergence.seq}", 60), strong=True),
+        Part(f" of {bounded(f'{group_name(divergence)}, {ranks_phrase(divergence.group_ranks)}', 160)}"),
+        Part(f"; {bounded(divergence.bucket, 160)}" if divergence.bucket else ""),
+    )
