@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from desync.errors import JournalError
+from desync.evidence.loops import loops_of
 from desync.journal.reader import JournalReader, Pulse
 from desync.model import Activity, Evidence, Exit, Job, RankStacks, Trace
 
@@ -143,6 +144,7 @@ class JournalFolder:
             ended=ended,
             hang_after_ns=hang_after_ns,
             notes=(*notes, *self.notes()),
+            loops=loops_of(traces),
         )
 
     def notes(self) -> tuple[str, ...]:

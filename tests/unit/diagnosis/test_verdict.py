@@ -1,0 +1,253 @@
+"""Each cause on the smallest evidence that shows it, and the neighbour that must not be called so."""
+
+from dataclasses import replace
+
+import pytest
+
+from desync.diagnosis import diagnose
+from desync.model import Cause, Certainty, MarkKind, OperationState, RankState, Status
+
+from .jobs import HANG_AFTER, MS, Op, job, left, mark, progress, raised, trace
+
+WAITING = Op(done=False, line=20)
+
+
+def first(evidence):
+    """The first finding."""
+    return diagnose(evidence).findings[0]
+
+
+def test_a_healthy_job_gets_no_finding():
+    diagnosis = diagnose(job(*(trace(rank, [Op()] * 3, exit=left(4)) for rank in range(4)), ended=True))
+    assert diagnosis.findings == ()
+    assert diagnosis.status is Status.HEALTHY
+    assert set(diagnosis.states.values()) == {RankState.EXITED}
+
+
+def test_nothing_is_known_of_a_job_without_traces():
+    assert diagnose(job()).status is Status.UNKNOWN
+
+
+def test_a_rank_that_is_merely_not_there_yet_is_awaited_and_not_blamed():
+    evidence = job(*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), trace(3, [Op()]), later_ms=500)
+    diagnosis = diagnose(evidence)
+    assert diagnosis.findings == ()
+    assert diagnosis.awaiting == {3: (0, 1, 2)}
+
+
+def test_a_frozen_rank_is_stalled_after_the_time_that_the_user_grants():
+    ranks = [*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), trace(3, [Op()])]
+    assert diagnose(job(*ranks, frozen=(3,), later_ms=HANG_AFTER // MS - 1)).findings == ()
+    finding = first(job(*ranks, frozen=(3,), later_ms=HANG_AFTER // MS))
+    assert (finding.cause, finding.culprit_ranks, finding.certainty) == (Cause.STALLED_RANK, (3,), Certainty.LIKELY)
+    assert finding.status is Status.HANG
+    assert finding.divergence.by_rank[3].state is OperationState.ABSENT
+    assert finding.divergence.by_rank[0].state is OperationState.WAITING
+
+
+def test_a_rank_that_still_moves_is_slow():
+    ranks = [*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), trace(3, [Op()])]
+    finding = first(job(*ranks, moving=(3,)))
+    assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.SLOW, Cause.SLOW_RANK, (3,))
+
+
+def test_the_loader_in_which_a_stalled_rank_waits_is_named():
+    waits = mark(MarkKind.FETCH, 1, value=5, left=False)
+    ranks = [*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), trace(3, [Op()], marks=(waits,))]
+    assert "batch 5 of its data loader" in first(job(*ranks, frozen=(3,))).summary
+
+
+def _fed(batches, exhausted=False):
+    marks = tuple(mark(MarkKind.FETCH, number, value=number + 1) for number in range(batches))
+    if exhausted:
+        marks = (*marks, mark(MarkKind.EXHAUSTED, batches, value=batches))
+    done = progress(batches=batches, backwards=batches, steps=batches, passes=(batches,) if exhausted else ())
+    return {"marks": marks, "progress": done}
+
+
+def test_data_that_ended_early_is_uneven_inputs():
+    others = [trace(rank, [Op()] * 2 + [WAITING], **_fed(3)) for rank in (0, 1, 3)]
+    short = trace(2, [Op()] * 2 + [Op("barrier", line=30, done=False)], **_fed(2, exhausted=True))
+    finding = first(job(*others[:2], short, others[2]))
+    assert (finding.cause, finding.culprit_ranks, finding.certainty) == (Cause.UNEVEN_INPUTS, (2,), Certainty.PROVEN)
+    assert finding.divergence.by_rank[2].state is OperationState.MISMATCHED
+    assert finding.divergence.seq == 3
+
+
+def test_a_loop_that_was_left_with_data_to_spare():
+    others = [trace(rank, [Op()] * 2 + [Op(done=False)], **_fed(3)) for rank in (0, 1, 3)]
+    gone = trace(2, [Op()] * 2 + [Op("barrier", line=30, done=False)], **_fed(2))
+    finding = first(job(*others[:2], gone, others[2], loops={"train.py": ((5, 15),)}))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.LEFT_LOOP_EARLY, (2,))
+
+
+def test_a_call_more_inside_the_loop_is_no_leaving():
+    others = [trace(rank, [Op()] * 2 + [Op(done=False)], **_fed(3)) for rank in (0, 1, 3)]
+    more = trace(2, [Op()] * 2 + [Op("all_gather", line=12, done=False)], **_fed(2))
+    finding = first(job(*others[:2], more, others[2], loops={"train.py": ((5, 15),)}))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (2,))
+    assert "train.py:12" in finding.summary
+
+
+def test_a_call_that_was_left_out():
+    turn = [Op(line=10), Op("broadcast", line=11, root=0)]
+    others = [trace(rank, [*turn, Op(line=10, done=False)]) for rank in (0, 1, 3)]
+    skips = trace(2, [*turn, Op("broadcast", line=11, root=0, done=False)])
+    finding = first(job(*others[:2], skips, others[2]))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.SKIPPED_COLLECTIVE, (2,))
+
+
+def test_a_call_too_many_is_found_where_it_was_made_and_not_where_it_shows():
+    """The rank's extra all_reduce is paired with the others' next one, as gloo pairs what fits; it shows two calls later."""
+    turn = [Op(line=10, elements=1), Op(line=11, elements=1), Op("barrier", line=12)]
+    again = [Op(line=10, elements=1), Op(line=11, elements=1), Op("barrier", line=12, done=False)]
+    others = [trace(rank, [*turn, *again]) for rank in (0, 1, 3)]
+    extra = [*turn, Op(line=10, elements=1), Op(line=99, elements=1), Op(line=11, elements=1, done=False)]
+    finding = first(job(*others[:2], trace(2, extra), others[2]))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (2,))
+    assert finding.divergence.seq == 5
+    assert "train.py:99" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (Op(elements=5, done=False), "shape [5] (others: [4])"),
+        (Op(dtype="int32", done=False), "dtype int32 (others: float32)"),
+        (Op(reduce_op="max", done=False), "reduce op max (others: sum)"),
+    ],
+)
+def test_other_arguments_of_the_same_call(other, words):
+    finding = first(job(*(trace(rank, [Op(done=False)]) for rank in (0, 1, 2)), trace(3, [other])))
+    assert (finding.cause, finding.culprit_ranks, finding.certainty) == (Cause.ARGUMENT_MISMATCH, (3,), Certainty.PROVEN)
+    assert words in finding.summary
+
+
+def test_a_mismatch_that_nobody_notices_is_a_finding_all_the_same():
+    ranks = [trace(rank, [Op(), Op()], exit=left(3)) for rank in (0, 1, 2)]
+    finding = first(job(*ranks, trace(3, [Op(dtype="int32"), Op()], exit=left(3)), ended=True))
+    assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.MISMATCH, Cause.ARGUMENT_MISMATCH, (3,))
+
+
+def test_different_sizes_of_all_to_all_and_all_gather_are_no_mismatch():
+    for op in ("all_to_all_single", "all_gather", "gather", "scatter"):
+        ranks = [trace(rank, [Op(op, elements=rank + 1)], exit=left(2)) for rank in range(3)]
+        assert diagnose(job(*ranks, ended=True)).findings == ()
+
+
+def test_two_ranks_that_disagree_get_both_readings_and_no_culprit():
+    one, other = trace(0, [Op(done=False, line=10)], world=2), trace(1, [Op("barrier", done=False, line=11)], world=2)
+    finding = first(job(one, other))
+    assert finding.culprit_ranks == ()
+    assert "train.py:10" in finding.summary
+    assert "train.py:11" in finding.summary
+
+
+def test_of_two_ranks_the_one_that_changed_its_own_habit_is_at_fault():
+    one = trace(0, [Op(elements=4), Op(elements=4, done=False)], world=2)
+    other = trace(1, [Op(elements=4), Op(elements=3, done=False)], world=2)
+    finding = first(job(one, other))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.ARGUMENT_MISMATCH, (1,))
+
+
+def test_an_exception_is_the_fault_and_the_errors_of_its_peers_are_not():
+    lost = raised("Connection closed by peer [127.0.0.1]", 2, kind="RuntimeError")
+    victims = [trace(rank, [Op(), Op(failed=True)], marks=(lost,), exit=left(3, 1)) for rank in (0, 2)]
+    guilty = trace(1, [Op()], marks=(raised("bad label", 1),), exit=left(2, 1))
+    diagnosis = diagnose(job(victims[0], guilty, victims[1], ended=True))
+    assert [finding.cause for finding in diagnosis.findings] == [Cause.EXCEPTION]
+    assert diagnosis.findings[0].culprit_ranks == (1,)
+    assert diagnosis.findings[0].status is Status.CRASH
+    assert "ValueError: bad label" in diagnosis.findings[0].summary
+
+
+def test_memory_that_ran_out_has_its_own_name():
+    guilty = trace(1, [Op()], marks=(raised("can't allocate memory", 1, kind="RuntimeError", oom=True),), exit=left(2, 1))
+    assert first(job(trace(0, [Op(), WAITING]), guilty)).cause is Cause.OUT_OF_MEMORY
+
+
+def test_a_rank_that_vanished_was_killed():
+    guilty = trace(1, [Op()], exit=left(2, -9, announced=False))
+    finding = first(job(trace(0, [Op(), WAITING]), guilty, trace(2, [Op(), WAITING])))
+    assert (finding.cause, finding.culprit_ranks, finding.status) == (Cause.KILLED, (1,), Status.CRASH)
+    assert "SIGKILL" in finding.summary
+
+
+def test_ranks_that_the_launcher_ended_afterwards_are_not_findings():
+    guilty = trace(1, [Op()], marks=(raised("bad", 1),), exit=left(2, 1))
+    ended = [trace(rank, [Op(), WAITING], exit=left(9, -15, announced=False)) for rank in (0, 2)]
+    diagnosis = diagnose(job(ended[0], guilty, ended[1], ended=True))
+    assert [finding.culprit_ranks for finding in diagnosis.findings] == [(1,)]
+
+
+def test_a_rank_that_exited_while_the_others_went_on():
+    finding = first(job(trace(0, [Op(), WAITING]), trace(1, [Op()], exit=left(2)), trace(2, [Op(), WAITING])))
+    assert (finding.cause, finding.culprit_ranks, finding.status) == (Cause.EXITED_EARLY, (1,), Status.CRASH)
+
+
+def test_a_rank_that_raised_and_sits_in_a_finally_block_is_at_fault_though_it_waits():
+    held = trace(2, [Op(), Op("barrier", line=30, done=False)], marks=(raised("no such file", 1, uncaught=False),))
+    finding = first(job(*(trace(rank, [Op(), WAITING]) for rank in (0, 1)), held))
+    assert (finding.cause, finding.culprit_ranks, finding.status) == (Cause.EXCEPTION, (2,), Status.HANG)
+
+
+def test_a_backward_that_ended_without_a_bucket():
+    bucket = Op(line=20, bucket="DDP bucket 0: head.weight", is_async=True, done=False)
+    forward, backward = mark(MarkKind.FORWARD, 1, value="sync"), mark(MarkKind.BACKWARD, 1)
+    others = [
+        trace(rank, [Op(), bucket], marks=(forward, replace(backward, left=None)), progress=progress(forwards=1, backwards=1))
+        for rank in (0, 1)
+    ]
+    counts = progress(forwards=1, backwards=1)
+    unused = trace(2, [Op(), Op("barrier", line=30, done=False)], marks=(forward, backward), progress=counts)
+    finding = first(job(*others, unused))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.UNUSED_PARAMETERS, (2,))
+    assert "head.weight" in finding.summary
+
+
+def test_a_chain_of_waiting_leads_to_its_root():
+    """0 waits in the world for 1, which waits in a pair for 2, which sits somewhere: 2 is at fault and 1 is not."""
+    groups = {"default_pg": (0, 1, 2), "pair": (1, 2)}
+    zero = trace(0, [Op(done=False)], world=3, groups=groups)
+    one = trace(1, [Op(group="pair", done=False, line=40)], world=3, groups=groups)
+    two = trace(2, [], world=3, groups=groups)
+    diagnosis = diagnose(job(zero, one, two, frozen=(2,)))
+    assert {rank for finding in diagnosis.findings for rank in finding.culprit_ranks} == {2}
+
+
+def test_two_groups_in_opposite_order_are_a_circle():
+    groups = {"default_pg": (0, 1), "left": (0, 1), "right": (0, 1)}
+    zero = trace(0, [Op(group="left", line=10, done=False)], world=2, groups=groups)
+    one = trace(1, [Op(group="right", line=11, done=False)], world=2, groups=groups)
+    finding = first(job(zero, one, frozen=(0, 1)))
+    assert finding.cause is Cause.GROUP_ORDER_CYCLE
+    assert finding.certainty is Certainty.PROVEN
+    assert any("train.py:10" in line for line in finding.evidence)
+    assert any("train.py:11" in line for line in finding.evidence)
+
+
+def test_two_receives_without_a_send_are_a_circle_of_p2p():
+    zero = trace(0, [Op("recv", line=10, peer=1, done=False)], world=2)
+    one = trace(1, [Op("recv", line=10, peer=0, done=False)], world=2)
+    assert first(job(zero, one, frozen=(0, 1))).cause is Cause.P2P_MISMATCH
+
+
+def test_an_operation_that_all_are_in_and_nobody_leaves_blames_no_rank():
+    ranks = [trace(rank, [Op(), WAITING], world=3) for rank in range(3)]
+    finding = first(job(*ranks))
+    assert (finding.cause, finding.culprit_ranks, finding.certainty) == (Cause.COMMUNICATION_STALLED, (), Certainty.POSSIBLE)
+
+
+def test_two_faults_are_two_findings_in_the_order_of_time():
+    early = trace(1, [Op()], exit=left(2, -9, announced=False))
+    late = trace(3, [Op()], marks=(raised("late", 5),), exit=left(6, 1))
+    diagnosis = diagnose(job(trace(0, [Op(), WAITING]), early, trace(2, [Op(), WAITING]), late))
+    assert [(finding.cause, finding.culprit_ranks) for finding in diagnosis.findings] == [
+        (Cause.KILLED, (1,)),
+        (Cause.EXCEPTION, (3,)),
+    ]
+
+
+def test_what_the_recorder_could_not_see_is_in_the_notes():
+    evidence = replace(job(trace(0, [Op()], notes=("no room",))), notes=("nothing of rank 1",))
+    assert diagnose(evidence).notes == ("nothing of rank 1", "rank 0: no room")
