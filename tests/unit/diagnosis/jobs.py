@@ -93,7 +93,7 @@ def _call(op: Op, kind: Kind) -> Call:
     )
 
 
-def job(*traces: Trace, frozen: tuple[int, ...] = (), moving: tuple[int, ...] = (), later_ms: int = 60_000, **fields) -> Evidence:
+def job(*traces: Trace, frozen=(), moving=(), later_ms: int = 60_000, **fields) -> Evidence:
     """A job of these ranks, observed so long after its start; ``frozen`` ranks have stood still since the start."""
     now = START + later_ms * MS
     activities = {rank: Activity(rank, Motion.FROZEN, since=START, process_state="sleeping") for rank in frozen}
