@@ -417,6 +417,48 @@ class Job:
     attempt: int = 0
 
 
+class ClaimKind(str, enum.Enum):
+    """What a message of torch, NCCL, the launcher or the kernel says about ranks; it is a statement, not a record."""
+
+    ABSENT = "absent"
+    """``ranks`` did not come to the operation (monitored_barrier's list, the desync report)."""
+    BEHIND = "behind"
+    """``ranks`` have done fewer operations of this kind than the others, in more than one look (ncclras)."""
+    NETWORK = "network"
+    """The network failed; ``ranks`` only wrote it down."""
+    KERNEL = "kernel"
+    """The kernel or the scheduler ended ``ranks`` for want of memory."""
+    MISMATCH = "mismatch"
+    """``ranks`` called something else than the others (DDP's and the wrapper's own comparisons)."""
+    RENDEZVOUS = "rendezvous"
+    """``ranks`` did not come to init_process_group; empty where only their number is known."""
+    FINISHED = "finished"
+    """The program itself said that its work was done."""
+    MOVING = "moving"
+    """``ranks`` still made progress while others had given up waiting."""
+    TEARDOWN = "teardown"
+    """``ranks`` were held or aborted in the watchdog or in exit."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """``ranks`` ran out of device memory and printed it without ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One statement of a log or of a tool, with who made it; the diagnosis weighs it, the report quotes it."""
+
+    kind: ClaimKind
+    ranks: tuple[int, ...]
+    """Whom it is about; the ranks of the job."""
+    text: str
+    """The words, shortened."""
+    by: int | None = None
+    """The rank that said it, where known."""
+    time: int | None = None
+    group: str | None = None
+    op: str | None = None
+    seq: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All that is known of one job at one moment."""
@@ -435,6 +477,8 @@ class Evidence:
     loops: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     """First and last line of each loop in the user's files, where their source could be read: whether two calls are in the
     same loop tells a rank that left it from one that makes a call more in it."""
+    claims: tuple[Claim, ...] = ()
+    """What messages say beyond what can be shown as operations, marks and exits."""
 
     def trace(self, rank: int) -> Trace | None:
         """The trace of a rank, or None if nothing is known of it."""
