@@ -17,7 +17,7 @@ def ranges(ranks: Iterable[int]) -> str:
     for index in range(len(ordered)):
         if index + 1 == len(ordered) or ordered[index + 1] != ordered[index] + 1:
             first, last = ordered[start], ordered[index]
-            parts.append(str(first) if first == last else f"{first}-{last}" if last > first + 1 else f"{first},{last}")
+            parts.append(str(first) if first == last else f"{first}-{last}")
             start = index + 1
     return ",".join(parts)
 
