@@ -56,7 +56,7 @@ def build_graph(waits: Sequence[WaitEntry], culprits: Sequence[int]) -> Graph | 
     if len(sets) > MAX_NODES:
         return None
     spots = _spots(len(sets))
-    width, height = max(x for x, _ in spots) + BOX_WIDTH, max(y for _, y in spots) + 2 * BOX_HEIGHT
+    width, height = max(x for x, _ in spots) + BOX_WIDTH, max(y for _, y in spots) + BOX_HEIGHT
     nodes = tuple(
         Node(ranks, rank_set(ranks, 16), *spot, bool(set(culprits) & set(ranks)))
         for ranks, spot in zip(sets, spots, strict=True)
@@ -89,7 +89,7 @@ def _spots(count: int) -> list[tuple[int, int]]:
     radius = 90 + 22 * max(0, count - 3)
     angles = [math.pi + 2 * math.pi * number / count for number in range(count)]
     spots = [(round(1.5 * radius * math.cos(angle)), round(radius * math.sin(angle))) for angle in angles]
-    left, top = min(x for x, _ in spots) - BOX_WIDTH, min(y for _, y in spots) - 2 * BOX_HEIGHT
+    left, top = min(x for x, _ in spots) - BOX_WIDTH, min(y for _, y in spots) - BOX_HEIGHT
     return [(x - left, y - top) for x, y in spots]
 
 

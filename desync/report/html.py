@@ -14,12 +14,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from desync.model import Frame, Status
+from desync.model import Frame, OperationState, Status
 from desync.report import view
 from desync.report.frames import is_user
 from desync.report.graph import BOX_HEIGHT, BOX_WIDTH, build_graph
 from desync.report.lanes import SIGNS, STATE_WORDS, build_picture
-from desync.report.model import CellState, Lateness, Report
+from desync.report.model import CellState, DivergenceEntry, Lateness, LatenessEntry, RankAtDivergence, Report
 from desync.report.stack_tree import build_trees
 from desync.report.text import bounded, clean, place, rank_set, ranks_phrase, seconds, shapes
 
@@ -31,6 +31,8 @@ MAX_TEXT = 4000
 MAX_ROWS = 48
 """Rows of a table of sets of ranks; every rank is in the table below it."""
 MAX_LATE = 16
+BAR = 200
+"""Length of the longest bar, in pixels."""
 MAX_EVERY_RANK = 4096
 
 _HEADLINES = {
@@ -125,7 +127,7 @@ def _standings(report: Report, base: str) -> list[tuple[tuple[int, ...], tuple[s
         ]
         cells = (
             at.state.value,
-            f"{at.op} {at.seq}" if at.op else "",
+            _called(report.divergence, at),
             " ".join(filter(None, [at.dtype, shapes(at.shapes)])),
             ", ".join(filter(None, arguments)),
             _site(report, rank, at.callsite, base),
@@ -133,6 +135,14 @@ def _standings(report: Report, base: str) -> list[tuple[tuple[int, ...], tuple[s
         rows.setdefault((cells, view.is_culprit(report, (rank,))), []).append(rank)
     ordered = sorted(rows.items(), key=lambda item: (not item[0][1], -len(item[1]), item[1]))
     return [(tuple(ranks), cells) for (cells, _), ranks in ordered]
+
+
+def _called(divergence: DivergenceEntry, at: RankAtDivergence) -> str:
+    """The operation that a rank is in; of an absent one it may be its last."""
+    if not at.op:
+        return ""
+    behind = at.state is OperationState.ABSENT and at.group == divergence.group and (at.seq or 0) < divergence.seq
+    return f"{'last: ' if behind else ''}{at.op} {at.seq}"
 
 
 def _site(report: Report, rank: int, frame: Frame | None, base: str) -> str:
@@ -143,23 +153,13 @@ def _site(report: Report, rank: int, frame: Frame | None, base: str) -> str:
     return f"is at {place(found.frame, base, 100)}" if found else ""
 
 
-def _latest(lateness: Lateness | None) -> list[tuple[int, float, float, int, int, int]]:
-    """The ranks that come latest: rank, median and worst in seconds, times last, and both as shares of the longest bar."""
+def _latest(lateness: Lateness | None) -> list[tuple[LatenessEntry, int]]:
+    """The ranks for which others waited longest, with the length of the bar."""
     if lateness is None:
         return []
-    ordered = sorted(lateness.ranks, key=lambda entry: (-entry.median_s, -entry.last, entry.rank))[:MAX_LATE]
-    longest = max((entry.worst_s for entry in ordered), default=0.0) or 1.0
-    return [
-        (
-            entry.rank,
-            entry.median_s,
-            entry.worst_s,
-            entry.last,
-            round(200 * entry.median_s / longest),
-            round(200 * entry.worst_s / longest),
-        )
-        for entry in ordered
-    ]
+    ordered = sorted(lateness.ranks, key=lambda entry: (-entry.alone_s, -entry.median_s, entry.rank))[:MAX_LATE]
+    longest = ordered[0].alone_s or 1.0
+    return [(entry, max(1, round(BAR * entry.alone_s / longest))) for entry in ordered]
 
 
 def _environment(report: Report) -> list[tuple[str, str]]:

@@ -42,11 +42,11 @@ def _largest(evidence: Evidence) -> str | None:
 def _arrivals(trace: Trace, group: str, clocks: Clocks) -> dict[int, int]:
     """When the rank entered its last finished collectives of the group, by number."""
     table, offset = trace.operations, clocks.offset(trace)
-    number = table.groups.index(group)
+    numbers = {number for number, name in enumerate(table.groups) if name == group}
     found: dict[int, int] = {}
     for index in range(len(table) - 1, -1, -1):
         call = table.calls[table.call[index]]
-        if table.group[index] != number or call.kind is not Kind.COLLECTIVE:
+        if table.group[index] not in numbers or call.kind is not Kind.COLLECTIVE:
             continue
         # Where completion cannot be known the call's return must do; what was never over says nothing about the usual pace.
         done = table.completed[index] > 0 if call.completion_known else bool(table.returned[index])
@@ -59,14 +59,22 @@ def _arrivals(trace: Trace, group: str, clocks: Clocks) -> dict[int, int]:
 
 def _entries(arrivals: dict[int, dict[int, int]], chosen: list[int]) -> tuple[LatenessEntry, ...]:
     late: dict[int, list[int]] = {rank: [] for rank in arrivals}
+    alone: dict[int, int] = dict.fromkeys(arrivals, 0)
     last: Counter[int] = Counter()
     for seq in chosen:
         times = {rank: seen[seq] for rank, seen in arrivals.items()}
+        *_, before, latest = sorted(times.values())
         first = min(times.values())
         for rank, time in times.items():
             late[rank].append(time - first)
-        last[max(times, key=lambda rank: times[rank])] += 1
+        hindmost = next(rank for rank, time in times.items() if time == latest)
+        last[hindmost] += 1
+        alone[hindmost] += latest - before
     return tuple(
-        LatenessEntry(rank, round(statistics.median(ns) / 1e9, 6), round(max(ns) / 1e9, 6), last[rank])
+        LatenessEntry(rank, _s(statistics.median(ns)), _s(max(ns)), last[rank], _s(alone[rank]))
         for rank, ns in sorted(late.items())
     )
+
+
+def _s(nanoseconds: float) -> float:
+    return round(nanoseconds / 1e9, 6)

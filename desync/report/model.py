@@ -276,6 +276,8 @@ class LatenessEntry:
     worst_s: float
     last: int
     """How many times it came last of all."""
+    alone_s: float = 0.0
+    """How long all others together had come and waited for it alone, added up."""
 
 
 @dataclass(frozen=True, slots=True)

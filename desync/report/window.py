@@ -82,11 +82,10 @@ def _collectives(trace: Trace, group: str, low: int, high: int) -> dict[int, Ope
     """The rank's collectives of ``group`` with ``low <= seq < high``, by sequence number."""
     table: OperationTable = trace.operations
     found: dict[int, Operation] = {}
-    if group not in table.groups:
-        return found
-    number = table.groups.index(group)
+    # A group may stand in the table more than once: what was known of it grew.
+    numbers = {number for number, name in enumerate(table.groups) if name == group}
     for index in range(len(table) - 1, -1, -1):
-        if table.group[index] != number or table.calls[table.call[index]].kind is not Kind.COLLECTIVE:
+        if table.group[index] not in numbers or table.calls[table.call[index]].kind is not Kind.COLLECTIVE:
             continue
         seq = table.seq[index]
         if seq < low:
