@@ -123,9 +123,11 @@ def run_ranks(
     return _finish(start_ranks(program, environment, *arguments, ranks=ranks, python=python), folder, timeout_s)
 
 
-def run_alone(program: Path, folder: Path, *arguments: str, env: Mapping[str, str | None] | None = None) -> Finished:
-    """Run a program that is no rank by itself (it spawns them, or is a launcher)."""
-    return _finish([_start([PYTHON, str(program), *arguments], recorded(folder, env))], folder, 90)
+def run_alone(
+    program: Path, folder: Path, *arguments: str, env: Mapping[str, str | None] | None = None, read: bool = True
+) -> Finished:
+    """Run a program that is no rank by itself (it spawns them); ``read`` its journals, if each rank has one only."""
+    return _finish([_start([PYTHON, str(program), *arguments], recorded(folder, env))], folder, 90, read)
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -134,7 +136,9 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
     )
 
 
-def _finish(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout_s: float) -> Finished:
+def _finish(
+    processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout_s: float, read: bool = True
+) -> Finished:
     outputs = []
     try:
         for process in processes:
@@ -149,7 +153,7 @@ def _finish(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout_
         statuses=statuses,
         output="\n".join(outputs),
         outputs=tuple(outputs),
-        traces=read_traces(folder),
+        traces=read_traces(folder) if read else {},
         notes=read_notes(folder),
         folder=folder,
     )
