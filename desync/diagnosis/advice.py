@@ -29,7 +29,7 @@ ADVICE: Mapping[Cause, str] = {
     Cause.OUT_OF_MEMORY: (
         "Make that rank need less memory (smaller batch, shorter sequences), and do not swallow the error on one rank only."
     ),
-    Cause.EXCEPTION: "Fix the exception; the other ranks only waited for this one.",
+    Cause.EXCEPTION: "Fix the exception; ranks that did not raise only waited.",
     Cause.KILLED: (
         "Look for who sent the signal: the kernel for lack of memory (dmesg, the cgroup's memory.events), the scheduler, "
         "or a person."

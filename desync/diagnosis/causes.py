@@ -14,7 +14,7 @@ from desync.diagnosis.ends import explain_end
 from desync.diagnosis.progress import no_sync_forwards, pending_fetch, uneven_pass
 from desync.diagnosis.suspect import Explanation, Suspect
 from desync.diagnosis.words import called, counted, named, place, seconds
-from desync.model import Cause, Certainty, Frame, Motion
+from desync.model import CallSite, Cause, Certainty, Frame, Motion, Operation, Trace
 
 Explain = Callable[[Suspect], Explanation | None]
 
@@ -72,9 +72,11 @@ def left_loop_early(suspect: Suspect) -> Explanation | None:
     """It left the loop though it still had data."""
     at, there = suspect.at, suspect.witness_at
     behind = at.backwards < there.backwards or (at.backwards == there.backwards and at.batches < there.batches)
+    where = f", and is now at {place(suspect.own.call.site)}" if suspect.own is not None else ""
+    if not there.backwards and not there.batches:
+        return _fewer_turns(suspect, where)
     if not behind or at.loader_exhausted or not _left_the_loop(suspect):
         return None
-    where = f", and is now at {place(suspect.own.call.site)}" if suspect.own is not None else ""
     steps = at.backwards or at.batches
     return Explanation(
         Cause.LEFT_LOOP_EARLY,
@@ -87,6 +89,27 @@ def left_loop_early(suspect: Suspect) -> Explanation | None:
     )
 
 
+def _fewer_turns(suspect: Suspect, where: str) -> Explanation | None:
+    """The same of a loop that leaves no marks: the source shows the loop, and the calls in it are counted."""
+    if same_loop(suspect) is not False or not _left_the_loop(suspect):
+        return None
+    site = suspect.theirs.call.site
+    own, theirs = _calls_from(suspect.trace, site, suspect.own), _calls_from(suspect.witness, site, suspect.theirs)
+    if own + 1 > theirs:
+        return None
+    return Explanation(
+        Cause.LEFT_LOOP_EARLY,
+        Certainty.LIKELY,
+        f"came {counted(own, 'time')} to {place(site)}, one turn less than the others{where}",
+        evidence=(f"calls from {place(site)}: {own} on {named([suspect.rank])}, {theirs} on {named([suspect.witness.rank])}",),
+    )
+
+
+def _calls_from(trace: Trace, site: CallSite | None, until: Operation | None) -> int:
+    last = until.index if until is not None else len(trace.operations)
+    return sum(1 for row in trace.operations.rows(trace.rank) if row.call.site == site and row.index <= last)
+
+
 def same_loop(suspect: Suspect) -> bool | None:
     """Whether suspect and witness are in the same loop of the same function; None where the source does not tell."""
     if suspect.own is None or suspect.own.call.site is None or suspect.theirs.call.site is None:
@@ -97,6 +120,8 @@ def same_loop(suspect: Suspect) -> bool | None:
         if line is None or loops is None:
             continue
         around = [(first, last) for first, last in loops if first <= line <= last]
+        if not around:
+            continue  # the loop, if there is one, is in a caller
         return any(first <= frame.line <= last for first, last in around)
     return None
 
