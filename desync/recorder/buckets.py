@@ -82,6 +82,11 @@ def launched(tensors: Any, caller: FrameType | None) -> int:
     return 0 if _context.label else _next_bucket(tensors[0])
 
 
+def all_launched() -> bool:
+    """Whether no module has launched some of its buckets without the others: such a backward does not wait for any."""
+    return all(module.next in (0, len(module.buckets)) for module in modules)
+
+
 def never(_tensors: Any, _caller: FrameType | None) -> int:
     """Stands for :func:`launched` for the operators that the reducer does not use."""
     return 0

@@ -9,6 +9,7 @@ This is the only code of desync on the path of every operation; it is written fo
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 
 from desync.journal.layout import Flag, RecordType
 from desync.model import Kind
-from desync.recorder import buckets, completion, exceptions
+from desync.recorder import backwards, buckets, completion, exceptions
 from desync.recorder.groups import GroupEntry, Groups
 from desync.recorder.operators import Operator, discover
 from desync.recorder.session import Session
@@ -136,8 +137,8 @@ def _no_function() -> None:
     """Stands for a function that this torch does not have."""
 
 
-NO_GROUP = GroupEntry("", 0, (), 0, completes=False)
-"""Of a call that could not be recorded; the serial number 0 belongs to no record."""
+Finish = Callable[[Any, int], None]
+"""Sees to it that the completion of an operation is recorded, given its result and its serial number."""
 
 
 def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
@@ -146,16 +147,15 @@ def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
     lowered, lower, raw = hook.lowered, hook.lower, hook.raw
     record = make_recorder(hook, operator)
     leave = session.writer.left
-    finish = completion.watcher(session, operator)
     redispatch = getattr(operator.overload._handle, "redispatch_boxed", None) or operator.overload.redispatch
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         try:
-            serial, group = record(arguments)
+            serial, finish = record(arguments)
             deeper = lowered.get(raw(keyset)) or lower(keyset)
         except Exception as error:  # noqa: BLE001 - the job comes first
             session.failed(PART, error)
-            serial, group, deeper = 0, NO_GROUP, keyset & below
+            serial, finish, deeper = 0, None, keyset & below  # 0: the number of no record
         # Not inside the handler above: an exception of the job's must not have the recorder's as its context.
         try:
             result = redispatch(deeper, *arguments)
@@ -163,15 +163,17 @@ def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
             session.writer.completed(serial, failed=True)
             raise
         leave(serial)
-        if group.completes:
+        if finish is not None:
             finish(result, serial)
         return result
 
     return kernel
 
 
-def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]], tuple[int, GroupEntry]]:
-    """The function that records that an operation of this kind is entered; returns its serial number and its group.
+def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]], tuple[int, Finish | None]]:
+    """The function that records that an operation of this kind is entered.
+
+    It returns its serial number, and what has to be done to see it complete (None where that cannot be seen).
 
     It takes the operator's arguments, and must be called by the kernel itself: it looks two frames out for the caller.
     """
@@ -185,7 +187,10 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
     launched = buckets.launched if operator.name == "allreduce_" else buckets.never
     type_word = RecordType.OPERATION | (Flag.HAS_TAG if tag_at is not None else 0)
 
-    def record(arguments: tuple[Any, ...]) -> tuple[int, GroupEntry]:
+    finish = completion.watcher(session, operator)
+    hold = functools.partial(backwards.of(session).hold, finish)
+
+    def record(arguments: tuple[Any, ...]) -> tuple[int, Finish | None]:
         entered = _now()
         group = groups.get(unbox(arguments[group_at])) or find(unbox(arguments[group_at]))
         peer, sequence = place(arguments, group)
@@ -195,6 +200,7 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
             caller = _caller()
             bucket = launched(arguments[0], caller) if buckets.active else 0
             call = signature(arguments, caller, bucket)
+            watch = hold if bucket else finish
             if bucket:
                 # The reducer runs inside a backward, whose call site was found when it began: the walk would find the same.
                 site = session.backward_site or site_at(caller)
@@ -204,7 +210,7 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
                 bucket = buckets.hooked() if buckets.active else 0
         except Exception as error:  # noqa: BLE001 - its place in the group must not be lost with its description
             session.failed(PART, error)
-            call, site, bucket = bare, 0, 0
+            call, site, bucket, watch = bare, 0, 0, finish
         flags = type_word
         # An omitted async_op is True in every schema that has one.
         if async_at is not None and (len(arguments) <= async_at or arguments[async_at]):
@@ -212,7 +218,8 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
         if group.completes:
             flags |= Flag.COMPLETION_KNOWN
         tag = arguments[tag_at] if tag_at is not None and len(arguments) > tag_at else 0
-        return write(flags, group.number, sequence, call, site, peer, tag, thread(), bucket, entered), group
+        serial = write(flags, group.number, sequence, call, site, peer, tag, thread(), bucket, entered)
+        return serial, watch if group.completes else None
 
     return record
 
@@ -235,7 +242,11 @@ def make_place(operator: Operator) -> Callable[[tuple[Any, ...], GroupEntry], tu
     root_at = operator.root
     if root_at is None:
         return lambda _arguments, group: (0, next(group.sequence))
-    return lambda arguments, group: ((group.global_rank(arguments[root_at]) or 0) + 1, next(group.sequence))
+    return lambda arguments, group: (_word(group.global_rank(arguments[root_at])), next(group.sequence))
+
+
+def _word(rank: int | None) -> int:
+    return 0 if rank is None else rank + 1
 
 
 def _pair(operator: Operator, arguments: tuple[Any, ...], group: GroupEntry) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from desync.journal.layout import Header, RecordType
-from desync.recorder import compiler
+from desync.recorder import backwards, compiler
 from desync.recorder import session as sessions
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
@@ -22,6 +22,7 @@ class Marks:
     def __init__(self, session: Session, sites: Sites) -> None:
         self.session = session
         self.sites = sites
+        self._launched = backwards.of(session)
 
     def install(self) -> None:
         """Wrap all of them; each on its own, so that one that this torch lacks does not cost the others."""
@@ -96,7 +97,11 @@ class Marks:
                 original(*arguments, **options)
                 return
             serial = self._backward_begins()
-            original(*arguments, **options)
+            try:
+                original(*arguments, **options)
+            except BaseException:
+                self._backward_failed(serial)
+                raise
             self._backward_ends(serial)
 
         torch.autograd.backward = backward
@@ -108,12 +113,20 @@ class Marks:
             return None
         session.backward_site = site = self.sites.here(4)
         session.writer.count(Header.BACKWARDS)
-        return session.writer.mark(RecordType.BACKWARD, site=site, thread=session.thread())
+        serial = session.writer.mark(RecordType.BACKWARD, site=site, thread=session.thread())
+        self._launched.begins(serial)
+        return serial
 
     @quiet("marking backward")
     def _backward_ends(self, serial: int | None) -> None:
         if serial is not None:
+            self._launched.ends(serial, failed=False)
             self.session.writer.left(serial)
+
+    @quiet("marking backward")
+    def _backward_failed(self, serial: int | None) -> None:
+        if serial is not None:
+            self._launched.ends(serial, failed=True)
 
     @quiet("marking optimizer steps")
     def _optimizer(self) -> None:
