@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from types import TracebackType
 from typing import Any
 
 from desync.journal.layout import RecordType
 from desync.recorder import session as sessions
 from desync.recorder.session import Session, quiet
-from desync.recorder.sites import function_name, users_frames
+from desync.recorder.sites import function_name, is_recorders, users_frames
 
 MAX_MESSAGE = 4000
 MAX_FRAMES = 30
 _QUIET_TYPES = (StopIteration, StopAsyncIteration, GeneratorExit)
 
-Raised = tuple[int, type, int, int]
+Raised = tuple[int, type, int, int, int]
 
 _lately: deque[Raised] = deque(maxlen=16)
 """What tells the last exceptions apart, without keeping them (and all that their frames hold) alive."""
@@ -26,7 +25,7 @@ _lately: deque[Raised] = deque(maxlen=16)
 def held_back(session: Session) -> None:
     """Record the exception that this thread is handling, unless that has been done."""
     error = sys.exc_info()[1]
-    if error is None or isinstance(error, _QUIET_TYPES):
+    if error is None or isinstance(error, _QUIET_TYPES) or (isinstance(error, SystemExit) and not error.code):
         return
     raised = _identity(error)
     if raised not in _lately:
@@ -36,15 +35,15 @@ def held_back(session: Session) -> None:
 
 def _identity(error: BaseException) -> Raised:
     """An id alone will not do: the next exception often lies where the last one was."""
-    trace = _innermost(error)
-    return id(error), type(error), *((id(trace.tb_frame.f_code), trace.tb_lineno) if trace is not None else (0, 0))
-
-
-def _innermost(error: BaseException) -> TracebackType | None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace
+    code, line = (id(trace.tb_frame.f_code), trace.tb_lineno) if trace is not None else (0, 0)
+    try:
+        arguments = hash(error.args)
+    except TypeError:
+        arguments = 0
+    return id(error), type(error), arguments, code, line
 
 
 @quiet("recording exceptions")
@@ -79,7 +78,8 @@ def _frames(error: BaseException) -> list[tuple[str, str, int]]:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        found.appendleft((function_name(code), code.co_filename, trace.tb_lineno or 0))
+        if not is_recorders(code):
+            found.appendleft((function_name(code), code.co_filename, trace.tb_lineno or 0))
         trace = trace.tb_next
     return list(found)
 

@@ -71,8 +71,8 @@ def _wrap_exit_functions() -> None:
     @functools.wraps(hard_exit)
     def exit_now(status: int) -> NoReturn:
         owner = session.current
-        if owner is not None:
-            _say_exit(owner, status if isinstance(status, int) else None)
+        if owner is not None and isinstance(status, int):  # else it raises TypeError and nothing ends
+            _say_exit(owner, status)
         hard_exit(status)
 
     exit_now.__module__ = "os"  # where pickle finds it; the original's is posix

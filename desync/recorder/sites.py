@@ -91,6 +91,11 @@ def function_name(code: CodeType) -> str:
     return code.co_qualname if sys.version_info >= (3, 11) else code.co_name
 
 
+def is_recorders(code: CodeType) -> bool:
+    """Whether it is code of desync itself."""
+    return code.co_filename.startswith(_PACKAGE)
+
+
 def users_frames(trace: TracebackType | None) -> list[tuple[str, str, int]]:
     """The user's frames on the way to where an exception was raised, as :func:`walk` gives them.
 
