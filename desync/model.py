@@ -331,6 +331,17 @@ class DdpModule:
     """Indices into ``parameters`` of each bucket, in the order in which they are launched."""
     find_unused_parameters: bool | None = None
     static_graph: bool | None = None
+    torch: Mapping[str, int | str] = field(default_factory=dict)
+    """What torch's own logger said of it last (``_get_ddp_logging_data``): sizes in bytes, times in nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """A DistributedSampler of one rank: the epoch that it was in at the start of its first passes."""
+
+    name: str
+    shuffle: bool
+    epochs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +355,7 @@ class Trace:
     progress: Progress = Progress()
     exit: Exit | None = None
     ddp: tuple[DdpModule, ...] = ()
+    samplers: tuple[Sampler, ...] = ()
     pid: int | None = None
     node: str | None = None
     world_size: int | None = None
@@ -415,6 +427,7 @@ class Job:
     ended: int | None = None
     exit_code: int | None = None
     attempt: int = 0
+    python: str | None = None
 
 
 class ClaimKind(str, enum.Enum):

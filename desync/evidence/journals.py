@@ -203,12 +203,14 @@ def _completed(job: Job, traces: tuple[Trace, ...], journals: Collection[_Journa
     """The job with what its journals say of it."""
     infos = [journal.reader.info() for journal in journals]
     versions = [info["torch"] for info in infos if isinstance(info.get("torch"), str)]
+    pythons = [info["python"] for info in infos if isinstance(info.get("python"), str)]
     worlds = [trace.world_size for trace in traces if trace.world_size]
     return replace(
         job,
         world_size=job.world_size or max(worlds, default=None),
         nodes=job.nodes or tuple(sorted({trace.node for trace in traces if trace.node})),
         torch=job.torch or (versions[0][:200] if versions else None),
+        python=job.python or (pythons[0][:200] if pythons else None),
         backends=job.backends or tuple(sorted({g.backend for trace in traces for g in trace.groups.values() if g.backend})),
         attempt=max((journal.reader.attempt for journal in journals), default=job.attempt),
     )

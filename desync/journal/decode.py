@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from desync.journal.layout import Field, Flag, Header, RecordType
@@ -20,6 +21,7 @@ from desync.model import (
     MarkKind,
     OperationTable,
     Progress,
+    Sampler,
     Tensors,
     Trace,
 )
@@ -46,6 +48,7 @@ class Heap:
         self._entries: list[Any] = [None]
         self.groups: dict[str, Group] = {}
         self.ddp: dict[str, DdpModule] = {}
+        self.samplers: dict[int, Sampler] = {}
         self.notes: list[str] = []
         self.info: dict[str, Any] = {}
         self.damaged = False
@@ -67,7 +70,12 @@ class Heap:
             case Group():
                 self.groups[decoded.name] = decoded
             case DdpModule():
-                self.ddp[decoded.name] = decoded
+                known = self.ddp.get(decoded.name)
+                self.ddp[decoded.name] = replace(decoded, torch=known.torch) if known else decoded
+            case _DdpLog() if decoded.name in self.ddp:
+                self.ddp[decoded.name] = replace(self.ddp[decoded.name], torch=decoded.values)
+            case _NumberedSampler():
+                self.samplers[decoded.number] = decoded.sampler
             case _Note():
                 self.notes.append(decoded)
             case dict():
@@ -79,6 +87,22 @@ class Heap:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+@dataclass(frozen=True, slots=True)
+class _DdpLog:
+    """What torch's logger says of a DDP module."""
+
+    name: str
+    values: dict[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberedSampler:
+    """A sampler, by the number that the recorder gave it: each pass says more of it."""
+
+    number: int
+    sampler: Sampler
 
 
 class _Note(str):
@@ -149,6 +173,16 @@ def _ddp(payload: Any) -> DdpModule:
     )
 
 
+def _ddp_log(payload: Any) -> _DdpLog:
+    values = {str(key): value for key, value in payload["values"].items() if isinstance(value, (int, str))}
+    return _DdpLog(str(payload["name"]), values)
+
+
+def _sampler(payload: Any) -> _NumberedSampler:
+    epochs = tuple(int(epoch) for epoch in payload["epochs"])
+    return _NumberedSampler(int(payload["number"]), Sampler(str(payload["name"]), bool(payload["shuffle"]), epochs))
+
+
 def _label(payload: Any) -> tuple[str | None, str | int | None]:
     name, value = payload
     return _text(name), (value if isinstance(value, (str, int)) else None)
@@ -160,6 +194,8 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "group": _group,
     "failure": _failure,
     "ddp": _ddp,
+    "ddp_log": _ddp_log,
+    "sampler": _sampler,
     "label": _label,
     "text": str,
     "note": _Note,
@@ -212,6 +248,7 @@ class TraceBuilder:
             progress=self._progress(),
             exit=self._exit(),
             ddp=tuple(self._heap.ddp.values()),
+            samplers=tuple(self._heap.samplers.values()),
             pid=header[Header.PID],
             node=self._node or _text(self._heap.info.get("node")),
             world_size=header[Header.WORLD_SIZE] or None,

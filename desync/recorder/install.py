@@ -21,6 +21,7 @@ from desync.recorder.calls import NAMES, GroupCalls
 from desync.recorder.ddp import Ddp
 from desync.recorder.groups import Groups
 from desync.recorder.hook import Hook
+from desync.recorder.samplers import Samplers
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
 
@@ -45,6 +46,7 @@ class Recorder:
         self._part("watching DDP", Ddp(self.session, self.groups, self.sites).install)
         marks.installed = marks.Marks(self.session, self.sites)
         self._part("marks", marks.installed.install)
+        self._part("looking at samplers", Samplers(self.session).install)
         self._part("keeping torch.compile away from the recorder", compiler.keep_away)
 
     def retire(self) -> None:

@@ -89,6 +89,7 @@ def _job(job: Job) -> JobEntry:
         exit_code=job.exit_code,
         attempt=job.attempt,
         desync=__version__,
+        python=job.python,
     )
 
 
