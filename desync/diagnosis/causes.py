@@ -279,6 +279,8 @@ def _unless_it_comes(suspect: Suspect) -> Certainty:
 
 
 def _doing(suspect: Suspect) -> str:
+    if suspect.activity is not None and suspect.activity.process_state == "stopped":
+        return "its process is stopped: somebody sent SIGSTOP, or a debugger holds it"
     fetch = pending_fetch(suspect.trace)
     if fetch is not None:
         return f"waits for batch {fetch.value} of its data loader"

@@ -37,7 +37,8 @@ def finding(cycle: tuple[Parting, ...], history: History) -> Finding:
     cause = _cause(cycle, culprits, history)
     lines = tuple(line for operation, waits_for in links for line in [_line(operation, waits_for)])
     summary = "; ".join(
-        f"{named(parting.pending)} {verb(parting.pending, 'waits', 'wait')} in {called(operation)} for {named(waits_for)}"
+        f"{named(parting.pending)} {verb(parting.pending, 'waits', 'wait')} in {called(operation)} of group {operation.group} "
+        f"for {named(waits_for)}"
         for parting, (operation, waits_for) in zip(cycle, links, strict=True)
     )
     return Finding(

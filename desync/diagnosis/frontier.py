@@ -187,7 +187,7 @@ def _moved(parting: Parting, seq: int, shifts: Mapping[int, Shift], tokens: Toke
     )
 
 
-def divergence(parting: Parting, kind: str | None = None, culprits: tuple[int, ...] = ()) -> Divergence:
+def divergence(parting: Parting, culprits: tuple[int, ...] = ()) -> Divergence:
     """The parting as the report shows it."""
     reference = _reference(parting, culprits)
     first = parting.operation(reference) if reference is not None else None
@@ -199,7 +199,7 @@ def divergence(parting: Parting, kind: str | None = None, culprits: tuple[int, .
     group = parting.group
     return Divergence(
         group=group,
-        kind=kind or parting.board.kind,
+        kind="rendezvous" if first is not None and first.call.op == "init_process_group" else parting.board.kind,
         seq=parting.seq,
         op=first.call.op if first is not None else "unknown",
         by_rank=by_rank,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board
@@ -104,7 +103,6 @@ def _rendezvous(board: Board, parting: Parting) -> Finding | None:
     operation = parting.operation(parting.pending[0])
     if operation is None or operation.call.op != "init_process_group":
         return None
-    where = divergence(parting, kind="rendezvous", culprits=missing)
     return Finding(
         status=Status.HANG,
         cause=Cause.RENDEZVOUS,
@@ -116,7 +114,7 @@ def _rendezvous(board: Board, parting: Parting) -> Finding | None:
         ),
         advice=advice(Cause.RENDEZVOUS),
         time=parting.time,
-        divergence=replace(where, kind="rendezvous"),
+        divergence=divergence(parting, culprits=missing),
     )
 
 

@@ -18,6 +18,7 @@ from desync.diagnosis.causes import CAUSES, is_frozen, waited_long
 from desync.diagnosis.endings import Ending, Manner, endings
 from desync.diagnosis.frontier import Parting, all_partings, divergence, together
 from desync.diagnosis.history import History
+from desync.diagnosis.progress import number_of
 from desync.diagnosis.suspect import Explanation, Suspect
 from desync.diagnosis.words import called, named, place, verb
 from desync.model import CallSite, Cause, Certainty, Diagnosis, Evidence, Finding, Kind, Operation, RankState, Status
@@ -140,9 +141,12 @@ class Case:
     def _ending_before(self, rank: int, own: Operation | None) -> Ending | None:
         """How a rank ended, unless that came after it had made the wrong call: then it is what the call led to."""
         ending = self.ends.get(rank)
-        if ending is None or own is None or own.entered is None or ending.time is None:
+        if ending is None or own is None or own.entered is None:
             return ending
-        return None if ending.time > own.entered else ending
+        if ending.failure is not None:
+            # Not by time: what a ``finally`` block holds back is seen, and written down, when the next call is entered.
+            return ending if ending.failure.after < number_of(self.board.traces[rank], own) else None
+        return None if ending.time is not None and ending.time > own.entered else ending
 
     def _held_elsewhere(self, rank: int, here: Parting) -> bool:
         """Whether an absent rank waits itself, for others: then it is a victim, and what holds it is explained instead."""
