@@ -1,0 +1,67 @@
+"""Numbers for sends and recvs: the place in their pair of ranks, the same on both sides.
+
+A dump counts p2p for each group and rank, sends and recvs together; two ranks' numbers cannot be compared.  Rings begin at
+different places, so counting from their beginning does not do either.  What both sides have in common is what has finished:
+the newest finished send of a pair is the newest finished recv, and all others are counted from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from desync.model import Kind, OperationTable
+
+_Pair = tuple[str, int, int]
+
+
+@dataclass(slots=True)
+class _Side:
+    """One rank's sends to (or recvs from) another in one group: rows, oldest first."""
+
+    table: OperationTable
+    rows: list[int] = field(default_factory=list)
+    finished: int = 0
+    complete: bool = True
+    """Whether the ring still holds the first."""
+
+
+def number_pairs(tables: Mapping[int, OperationTable], dropped: Mapping[int, int]) -> None:
+    """Set the sequence numbers of all p2p rows, counted from 1 for each (group, source, destination)."""
+    pairs: dict[_Pair, dict[bool, _Side]] = {}
+    for rank, table in tables.items():
+        for pair, sends, row in _p2p_rows(rank, table):
+            sides = pairs.setdefault(pair, {})
+            side = sides.get(sends)
+            if side is None:
+                side = sides[sends] = _Side(table, complete=not dropped.get(rank, 0))
+            side.rows.append(row)
+            if table.completed[row] or table.returned[row]:
+                side.finished = len(side.rows)
+    for sides in pairs.values():
+        _number(list(sides.values()))
+
+
+def _p2p_rows(rank: int, table: OperationTable) -> Iterator[tuple[_Pair, bool, int]]:
+    routes: dict[int, tuple[bool, int]] = {
+        index: (call.op == "send", -1 if call.peer is None else call.peer)
+        for index, call in enumerate(table.calls)
+        if call.kind is Kind.P2P
+    }
+    if not routes:
+        return
+    for row, call in enumerate(table.call):
+        route = routes.get(call)
+        if route is not None:
+            sends, peer = route
+            group = table.groups[table.group[row]]
+            yield (group, rank, peer) if sends else (group, peer, rank), sends, row
+
+
+def _number(sides: list[_Side]) -> None:
+    both_complete = all(side.complete for side in sides)
+    newest = max(side.finished for side in sides)
+    for side in sides:
+        first = 1 if both_complete else newest - side.finished + 1
+        for place, row in enumerate(side.rows):
+            side.table.seq[row] = first + place
