@@ -103,6 +103,7 @@ class MarkKind(str, enum.Enum):
     FORWARD = "forward"
     """DDP's forward; ``value`` is "sync" or "no_sync": whether this pass's backward will synchronise."""
     BACKWARD = "backward"
+    """``value`` is 1 where each of its buckets was seen to complete, 0 where all count as complete with the backward."""
     STEP = "step"
     """The optimizer stepped."""
     EXCEPTION = "exception"

@@ -140,11 +140,18 @@ def _markdown(report: Report, arguments: argparse.Namespace) -> str:
     return render_markdown(report, full=arguments.full)
 
 
+def _ddp(report: Report, _arguments: argparse.Namespace) -> str:
+    from desync.report.ddp_text import render_ddp
+
+    return render_ddp(report)
+
+
 FORMATS: dict[str, Callable[[Report, argparse.Namespace], str]] = {
     "terminal": _terminal,
     "html": _html,
     "markdown": _markdown,
     "json": _json,
+    "ddp": _ddp,
 }
 
 

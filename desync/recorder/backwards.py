@@ -21,6 +21,10 @@ PATIENCE_NS = 400_000_000
 LOOK_S = 0.2
 """How often the patience is looked at; each look costs some 10 µs."""
 
+SAMPLED_FIRST = 10
+SAMPLED_EVERY = 32
+"""The first backwards, and then each so many-th, are sampled: the first ten are those that torch's own logger measures."""
+
 _now = time.monotonic_ns
 
 
@@ -41,6 +45,14 @@ class Launched:
         self._running: dict[int, None] = {}
         self._held: deque[tuple[Callable[[Any, int], None], Any, int, int]] = deque()
         self._looking = False
+        self._count = 0
+        self._sampling = False
+
+    def samples(self) -> bool:
+        """Whether the buckets of the backward that begins now call back one by one."""
+        self._count += 1
+        self._sampling = self._count <= SAMPLED_FIRST or self._count % SAMPLED_EVERY == 0
+        return self._sampling
 
     def begins(self, serial: int) -> None:
         """A backward with this serial number begins."""
@@ -48,8 +60,8 @@ class Launched:
 
     def hold(self, finish: Callable[[Any, int], None], result: Any, serial: int) -> None:
         """A reducer has launched an operation with this result; ``finish`` would have it call back."""
-        if not self._running:
-            finish(result, serial)  # called by a way on which its end would not be seen
+        if self._sampling or not self._running:
+            finish(result, serial)  # without a backward: called by a way on which its end would not be seen
             return
         self._held.append((finish, result, serial, _now()))
         if not self._looking:

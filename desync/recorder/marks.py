@@ -23,6 +23,7 @@ class Marks:
         self.session = session
         self.sites = sites
         self._launched = backwards.of(session)
+        self._labels: dict[str, int] = {}
 
     def install(self) -> None:
         """Wrap all of them; each on its own, so that one that this torch lacks does not cost the others."""
@@ -58,7 +59,7 @@ class Marks:
             writer.words[Header.EXHAUSTED] = 0
         return writer.mark(
             RecordType.FETCH,
-            name=_loader_name(self.session, iterator),
+            name=self._loader_name(iterator),
             value=number + 1,
             site=self.sites.here(4),
             thread=self.session.thread(),
@@ -79,11 +80,18 @@ class Marks:
         writer.pass_ended(batches)
         writer.mark(
             RecordType.EXHAUSTED,
-            name=_loader_name(self.session, iterator),
+            name=self._loader_name(iterator),
             value=batches,
             site=self.sites.here(4),
             thread=self.session.thread(),
         )
+
+    def _loader_name(self, iterator: Any) -> int:
+        name = type(getattr(iterator, "_dataset", iterator)).__name__
+        number = self._labels.get(name)
+        if number is None:
+            number = self._labels[name] = self.session.writer.intern("label", [name, None], key=name)
+        return number
 
     @quiet("marking backward")
     def _backward(self) -> None:
@@ -113,7 +121,8 @@ class Marks:
             return None
         session.backward_site = site = self.sites.here(4)
         session.writer.count(Header.BACKWARDS)
-        serial = session.writer.mark(RecordType.BACKWARD, site=site, thread=session.thread())
+        sampled = int(self._launched.samples())
+        serial = session.writer.mark(RecordType.BACKWARD, value=sampled, site=site, thread=session.thread())
         self._launched.begins(serial)
         return serial
 
@@ -160,11 +169,6 @@ def _text(value: object) -> str:
         return str(value)[:MAX_TEXT]
     except Exception as error:  # noqa: BLE001 - __str__ of the user's class may do anything
         return f"(a {type(value).__name__} that cannot be written: {type(error).__name__})"
-
-
-def _loader_name(session: Session, iterator: Any) -> int:
-    name = type(getattr(iterator, "_dataset", iterator)).__name__
-    return session.writer.intern("label", [name, None], key=name)
 
 
 installed: Marks | None = None

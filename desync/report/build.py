@@ -19,6 +19,7 @@ from desync.model import (
     Status,
     Trace,
 )
+from desync.report.ddp import build_ddp
 from desync.report.frames import bounded_frame, merge_stacks
 from desync.report.lateness import build_lateness
 from desync.report.model import (
@@ -64,6 +65,7 @@ def build_report(evidence: Evidence, diagnosis: Diagnosis, timing: Timing) -> Re
         window=build_window(evidence, divergence) if divergence else None,
         waits=build_waits(evidence, divergence) if findings else (),
         lateness=build_lateness(evidence),
+        ddp=build_ddp(evidence),
     )
 
 

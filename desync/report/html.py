@@ -22,6 +22,7 @@ from desync.report.lanes import SIGNS, STATE_WORDS, build_picture
 from desync.report.model import CellState, DivergenceEntry, Lateness, LatenessEntry, RankAtDivergence, Report
 from desync.report.stack_tree import build_trees
 from desync.report.text import bounded, clean, place, rank_set, ranks_phrase, seconds, shapes
+from desync.report.units import duration, size
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -72,7 +73,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(ranks=ranks_phrase, rank_set=rank_set, seconds=_seconds, bytes=size, cut=bounded)
+    environment.filters.update(ranks=ranks_phrase, rank_set=rank_set, duration=duration, bytes=size, cut=bounded)
     return environment.get_template("report.html.j2")
 
 
@@ -190,25 +191,3 @@ def _moment(iso: str | None) -> str:
 
 def _later(value: float | None) -> str:
     return "" if value is None else f"{seconds(value)} later"
-
-
-def _seconds(value: float | None) -> str:
-    """A duration with three digits: ``12.3 ms``, ``1.25 s``."""
-    if value is None:
-        return "not known"
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        scaled = value * factor
-        if scaled >= 1 or unit == "µs":
-            return f"{scaled:.3g} {unit}" if scaled < 1000 else seconds(value)
-    return ""
-
-
-def size(value: float | None) -> str:
-    """A number of bytes: ``12.3 MiB``."""
-    if value is None:
-        return "not known"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.3g} {unit}" if value < 1000 or unit != "B" else f"{value:.0f} B"
-        value /= 1024
-    return ""

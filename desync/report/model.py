@@ -320,6 +320,8 @@ class DdpTimes:
     communication_s: float | None = None
     overlap_s: float | None = None
     tail_s: float | None = None
+    wait_s: float | None = None
+    """The part of the tail in which some rank had not launched its last bucket yet."""
 
 
 @dataclass(frozen=True, slots=True)
