@@ -104,7 +104,9 @@ def together(group: GroupBoard) -> Parting | None:
     if not lanes or group.unseen or part(group) is not None:
         return None
     here = _parting(group, lanes, lanes[0].last)
-    return here if here.pending else None
+    # All ranks came: an operation of which the end cannot be seen may well be over.
+    seen = tuple(rank for rank in here.pending if (operation := here.operation(rank)) is not None and operation.pending)
+    return replace(here, pending=seen) if seen else None
 
 
 def _first_mismatch(lanes: list[Lane]) -> int | None:
@@ -128,9 +130,17 @@ def _parting(group: GroupBoard, lanes: list[Lane], seq: int) -> Parting:
         seq=seq,
         clusters=tuple(clusters),
         absent=tuple(sorted(lane.rank for lane in lanes if lane.last < seq)),
-        pending=tuple(sorted(operation.rank for operation in operations if operation.pending)),
+        pending=tuple(sorted(operation.rank for operation in operations if _open(operation))),
         failed=tuple(sorted(operation.rank for operation in operations if operation.failed)),
     )
+
+
+def _open(operation: Operation) -> bool:
+    """Whether an operation that not all ranks share is still going on.
+
+    Where its completion cannot be seen (NCCL), it is: without all ranks it cannot be over.
+    """
+    return operation.pending or (not operation.call.completion_known and operation.completed is None)
 
 
 def _share_unknown(by_key: dict[int, list[int]]) -> None:
@@ -222,6 +232,6 @@ def _at(parting: Parting, rank: int, same: bool) -> AtDivergence:
         return AtDivergence(OperationState.ABSENT, last)
     if not same:
         return AtDivergence(OperationState.MISMATCHED, operation)
-    done = not operation.pending and not operation.failed
+    done = rank not in parting.pending and rank not in parting.failed
     return AtDivergence(OperationState.COMPLETED if done else OperationState.WAITING, operation)
 

@@ -46,6 +46,8 @@ class Op:
     peer: int | None = None
     bucket: str | None = None
     is_async: bool = False
+    seen: bool = True
+    """Whether its completion could have been seen."""
 
 
 def trace(rank: int, operations: list[Op], *, world: int = 4, groups=None, **fields) -> Trace:
@@ -90,6 +92,7 @@ def _call(op: Op, kind: Kind) -> Call:
         is_async=op.is_async,
         site=CallSite((Frame("main", "train.py", op.line),)),
         bucket=op.bucket,
+        completion_known=op.seen,
     )
 
 

@@ -251,3 +251,14 @@ def test_two_faults_are_two_findings_in_the_order_of_time():
 def test_what_the_recorder_could_not_see_is_in_the_notes():
     evidence = replace(job(trace(0, [Op()], notes=("no room",))), notes=("nothing of rank 1",))
     assert diagnose(evidence).notes == ("nothing of rank 1", "rank 0: no room")
+
+
+def test_where_completions_cannot_be_seen_an_operation_without_all_ranks_is_not_over():
+    blind = Op(seen=False, done=False)
+    ranks = [*(trace(rank, [blind, replace(blind, line=20)]) for rank in (0, 1, 2)), trace(3, [blind])]
+    assert first(job(*ranks, frozen=(3,))).culprit_ranks == (3,)
+
+
+def test_where_completions_cannot_be_seen_an_operation_of_all_ranks_may_be_over():
+    blind = Op(seen=False, done=False)
+    assert diagnose(job(*(trace(rank, [blind, blind]) for rank in range(4)))).findings == ()
