@@ -23,7 +23,11 @@ from torch.distributed import distributed_c10d
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 
 SIZES = {"1": 1, "1 Ki": 1 << 10, "256 Ki": 1 << 18}
-LAYERS, WIDTH, BATCH, BUCKET_MB = 12, 256, 64, 1.0
+LAYERS, WIDTH, BATCH = 12, 256, 64
+BUCKET_MB = {"linear": 1.0, "transformer": 10.0}
+"""Both are launched in four buckets or so."""
+WARM_UP = 12
+"""Steps before the first that counts: DDP rebuilds its buckets, and the recorder looks more closely at the first ten."""
 
 Mode = Callable[[], AbstractContextManager[Any]]
 _now = time.perf_counter_ns
@@ -39,6 +43,7 @@ def main() -> None:
     parser.add_argument("--store", required=True, help="file through which the ranks meet")
     parser.add_argument("--out", required=True, help="where rank 0 writes its numbers")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--model", default="linear", choices=sorted(BUCKET_MB))
     options = parser.parse_args()
     torch.set_num_threads(1)
     result = PARTS[options.part](options)
@@ -245,11 +250,16 @@ class Training:
 
         before = dist.get_debug_level()
         dist.set_debug_level(level)
-        self.model = DistributedDataParallel(layers(), bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
+        self.model = DistributedDataParallel(
+            layers(options.model), bucket_cap_mb=BUCKET_MB[options.model], gradient_as_bucket_view=True
+        )
         dist.set_debug_level(before)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.loader = DataLoader(TensorDataset(torch.randn(BATCH * 64, WIDTH)), batch_size=BATCH)
+        self.shape = (-1, WIDTH) if options.model == "linear" else (4, -1, WIDTH)
         self.batches: Iterator[Any] = iter(())
+        for _ in range(WARM_UP):
+            self.step()
 
     def step(self) -> None:
         """Fetch a batch, forward, backward, update."""
@@ -258,14 +268,17 @@ class Training:
             self.batches = iter(self.loader)
             batch = next(self.batches)
         self.optimizer.zero_grad()
-        self.model(batch[0]).square().mean().backward()
+        self.model(batch[0].view(self.shape)).square().mean().backward()
         self.optimizer.step()
 
 
-def layers() -> torch.nn.Module:
+def layers(kind: str) -> torch.nn.Module:
     """The model: twelve layers of 256."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    if kind == "linear":
+        return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
 
 
 def step(options: argparse.Namespace) -> Any:
@@ -275,17 +288,17 @@ def step(options: argparse.Namespace) -> Any:
     """
     recording = Recording(options)
     with recording.mode():
-        plain, detail = Training(options, dist.DebugLevel.OFF), Training(options, dist.DebugLevel.DETAIL)
-        for _ in range(10):
-            plain.step()
-            detail.step()
-    modes: dict[str, tuple[Mode, Training]] = {
-        "bare": (nullcontext, plain),
-        "desync": (recording.mode, plain),
-        "bare again": (nullcontext, plain),
-        "desync, DDP with DETAIL": (recording.mode, detail),
+        plain = Training(options, dist.DebugLevel.OFF)
+        detail = Training(options, dist.DebugLevel.DETAIL) if options.model == "linear" else None
+    modes: dict[str, tuple[Mode, Callable[[], None]]] = {
+        "bare": (nullcontext, plain.step),
+        "empty hook": (empty_hook, plain.step),
+        "desync": (recording.mode, plain.step),
+        "bare again": (nullcontext, plain.step),
     }
-    result = _steps({name: (mode, training.step) for name, (mode, training) in modes.items()}, options.rounds)
+    if detail is not None:
+        modes["desync, DDP with DETAIL"] = (recording.mode, detail.step)
+    result = _steps(modes, options.rounds)
     del plain, detail, modes
     dist.destroy_process_group()
     return result
@@ -295,7 +308,7 @@ def loop(options: argparse.Namespace) -> Any:
     """The same without DDP: a hand-written loop that reduces each gradient, in every mode."""
     recording = Recording(options)
     wrapped = detail_group()
-    model = layers()
+    model = layers("linear")
     batch = torch.randn(BATCH, WIDTH)
 
     def train(group: dist.ProcessGroup | None) -> Callable[[], None]:

@@ -23,6 +23,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 STARTUP = HERE.parent / "desync" / "recorder" / "startup"
 TIMEOUT_S = 1200
+STEPS = (
+    ("DDP, linear layers", "step", "linear", 400),
+    ("DDP, transformer layers", "step", "transformer", 120),
+    ("hand-written all_reduce loop", "loop", "linear", 200),
+)
+"""Program, part of bench_rank, model, rounds."""
 SWITCHES = ("TORCH_DISTRIBUTED_DEBUG", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "RANK", "WORLD_SIZE")
 
 
@@ -56,7 +62,7 @@ def operations(quick: bool) -> str:
     parts = []
     for backend, size, rounds in (("fake", 1, 60), ("gloo", 2, 60)):
         result = ranks("operations", size, rounds=2 if quick else rounds, backend=backend)
-        processes = flight_recorder(backend, size, 1 if quick else 7)
+        processes = flight_recorder(backend, size, int(backend == "fake") if quick else 7)
         parts.append(f"### One operation, {backend}, {'one rank' if size == 1 else 'two ranks'} (µs)\n")
         parts.append(operation_table(result, processes))
     return "\n".join(parts)
@@ -115,12 +121,13 @@ def flight_recorder(backend: str, size: int, pairs: int) -> dict[str, dict[str, 
 
 def training_step(quick: bool) -> str:
     """A step of DDP, and of a hand-written loop."""
-    rounds = 4 if quick else 400
-    title = "### A training step, two ranks, gloo: 12 layers of 256, batch of 64 (ms; switched from step to step)\n"
-    ddp = step_rows("DDP, several buckets", ranks("step", 2, rounds=rounds))
-    loop = step_rows("hand-written all_reduce loop", ranks("loop", 2, rounds=max(2, rounds // 2)))
-    heading = ["program", "mode", "wall time", "added to bare (%)", "processor time", "added to bare (%)"]
-    return title + "\n" + table(heading, ddp + loop)
+    rows = []
+    for program, part, model, rounds in STEPS:
+        if not (quick and model == "transformer"):
+            rows += step_rows(program, ranks(part, 2, rounds=2 if quick else rounds, model=model))
+    title = "### A training step, two ranks, gloo: 12 layers of 256, 64 samples or tokens (ms; switched from step to step)\n"
+    heading = ["program", "mode", "wall time", "added (%)", "processor time", "added (%)", "added processor time (µs)"]
+    return title + "\n" + table(heading, rows)
 
 
 def step_rows(program: str, result: dict[str, dict[str, list[float]]]) -> list[list[str]]:
@@ -133,6 +140,7 @@ def step_rows(program: str, result: dict[str, dict[str, list[float]]]) -> list[l
             "" if mode == "bare" else percent(values["wall"], result["bare"]["wall"]),
             spread(values["cpu"], 1e6),
             "" if mode == "bare" else percent(values["cpu"], result["bare"]["cpu"]),
+            "" if mode == "bare" else spread(differences(values["cpu"], result["bare"]["cpu"]), 1e3),
         ]
         for mode, values in result.items()
     ]
@@ -184,7 +192,13 @@ def surrounding_environment(extra: dict[str, str]) -> dict[str, str]:
 
 
 def ranks(
-    part: str, size: int, *, rounds: int = 1, backend: str = "gloo", environment: dict[str, str] | None = None
+    part: str,
+    size: int,
+    *,
+    rounds: int = 1,
+    backend: str = "gloo",
+    model: str = "linear",
+    environment: dict[str, str] | None = None,
 ) -> Any:
     """What rank 0 of a job of ``size`` ranks measured.  Raises SystemExit if a rank failed."""
     extra = dict(environment or {})
@@ -192,7 +206,7 @@ def ranks(
         extra["DESYNC_TORCH_WRAPPER"] = "1"  # the wrapper is what is measured
     with tempfile.TemporaryDirectory(prefix="desync-bench-") as folder:
         out = os.path.join(folder, "numbers.json")
-        command = [sys.executable, "-W", "ignore", str(HERE / "bench_rank.py"), part, "--backend", backend]
+        command = [sys.executable, "-W", "ignore", str(HERE / "bench_rank.py"), part, "--backend", backend, "--model", model]
         command += ["--size", str(size), "--rounds", str(rounds), "--store", os.path.join(folder, "store"), "--out", out]
         environ = surrounding_environment(extra)
         processes = [subprocess.Popen([*command, "--rank", str(rank)], env=environ) for rank in range(size)]
