@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MAX_READ = 1 << 20
+MAX_LAST_READS = 256
 
 
 class Output:
@@ -70,15 +71,22 @@ class LogTail:
         self.ends_line = True
         """Whether the output so far ends with a whole line (so that a status line may stand below it)."""
 
-    def follow(self) -> None:
-        """Hand on what is new, at most ``MAX_READ`` bytes a call."""
+    def follow_to_the_end(self) -> None:
+        """Hand on all that is there, up to a bound."""
+        for _ in range(MAX_LAST_READS):
+            if not self.follow():
+                return
+
+    def follow(self) -> bool:
+        """Hand on what is new, at most ``MAX_READ`` bytes a call; False if there was nothing."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(MAX_READ)
         except OSError:
-            return
+            return False
         if data:
             self._offset += len(data)
             self.ends_line = data.endswith((b"\n", b"\r"))
             self._take(data)
+        return bool(data)

@@ -53,9 +53,12 @@ class Pace:
     def _limit(self, rank: int) -> float:
         return min(MOST_QUIET_S, max(QUIET_S, 1.5 * self._pause.get(rank, 0.0)))
 
-    def looked(self, begun: float, now: float, *, suspected: bool) -> None:
-        """A diagnosis was made; ``suspected``: it found something, or ranks that are awaited."""
+    def looked(self, begun: float, now: float, *, suspected: bool, at_rest: bool = False) -> None:
+        """A diagnosis was made; ``suspected``: it found something, or ranks that are awaited.
+
+        ``at_rest``: the fault is known, and all that can happen is that it passes.
+        """
         self._last_look = now
         self._suspected = suspected
         wait = (now - begun) * (SHARE if suspected or self._is_quiet(now) else SHARE_AT_REST)
-        self._not_before = now + max(EVERY_S, wait)
+        self._not_before = now + max(BACKSTOP_S if at_rest else EVERY_S, wait)

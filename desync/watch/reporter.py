@@ -49,8 +49,9 @@ class Reporter:
 
     def show(self, report: Report) -> None:
         """Render the report on standard error, unless it says what was shown already."""
-        verdict = report.verdict
-        key = (report.job.attempt, verdict.status, verdict.cause, verdict.culprit_ranks, verdict.summary)
+        verdict, at = report.verdict, report.divergence
+        where = (at.group, at.seq) if at else None
+        key = (report.job.attempt, verdict.status, verdict.cause, verdict.culprit_ranks, where)
         if key == self._shown:
             return
         self._shown = key

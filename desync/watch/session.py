@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -114,20 +115,27 @@ class Session:
         if taken is not None:
             self._hand_on(taken)
         self.tail.follow()
-        self.watchdog.tick()
-        if self.watchdog.reported_stacks != self.record.stacks:
-            # What `desync report` has to go on if the watcher does not live to write the last report.
-            self.record = replace(self.record, stacks=self.watchdog.reported_stacks)
-            self._save()
-        self.voice.status(self.observer.pulses(), self.observer.folder.newest_operation(), self.tail.ends_line)
+        try:
+            self.watchdog.tick()
+            self._keep_stacks()
+            if self.voice.is_due():
+                self.voice.status(self.observer.pulses(), self.observer.folder.newest_operation(), self.tail.ends_line)
+        except Exception as error:  # noqa: BLE001 - a defect of desync must not cost the user the job's output and status
+            self.watchdog.add_note(f"the watch failed for a moment: {type(error).__name__}: {error}")
         if self.options.kill_on_hang and not self._killed_hung and self._hangs():
             self._kill()
 
+    def _keep_stacks(self) -> None:
+        """What `desync report` has to go on if the watcher does not live to write the last report."""
+        if self.watchdog.reported_stacks != self.record.stacks:
+            self.record = replace(self.record, stacks=self.watchdog.reported_stacks)
+            self._save()
+
     def _hangs(self) -> bool:
-        """Whether the job is to be ended: it hangs, or a rank's end has kept the others waiting for ``hang_after``."""
+        """Whether to end the job: it hangs, or it has stood still for ``hang_after`` since a rank's end or an unclear fault."""
         if self.watchdog.is_hang:
             return True
-        since = self.watchdog.crashed_at
+        since = self.watchdog.standing_since
         waited = since is not None and time.time_ns() - since >= self.options.hang_after_s * 1e9
         return waited and bool(self.observer.live_pids())
 
@@ -156,11 +164,22 @@ class Session:
 
     def _finish(self) -> int:
         code = self.job.returncode
+        try:
+            self._conclude(code)
+        except Exception as error:  # noqa: BLE001 - the job's own status is the answer, whatever happens to the report
+            self.voice.say(f"the report could not be written ({type(error).__name__}: {error}); please report this defect")
+            if os.environ.get("DESYNC_DEBUG") == "1":
+                traceback.print_exc()
+        if self._killed_hung:
+            return EXIT_KILLED_HUNG
+        return code if code >= 0 else 128 - code
+
+    def _conclude(self, code: int) -> None:
         self.observer.refresh()
         self._await_ranks()
         if not self.output.finish(LATE_OUTPUT_S):
             self.watchdog.add_note("processes of the job still held its output open when its launcher had ended")
-        self.tail.follow()
+        self.tail.follow_to_the_end()
         self.voice.clear()
         self.observer.job = replace(self.observer.job, ended=time.time_ns(), exit_code=code)
         report = self.watchdog.finish()
@@ -173,9 +192,6 @@ class Session:
         )
         self._save()
         self.watchdog.reporter.close(report)
-        if self._killed_hung:
-            return EXIT_KILLED_HUNG
-        return code if code >= 0 else 128 - code
 
     def _await_ranks(self) -> None:
         """Ranks end a moment after their launcher, or outlive it: then end them only if someone asked for the job's end."""

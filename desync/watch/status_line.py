@@ -28,10 +28,14 @@ class Voice:
         self.clear()
         self._write(f"desync: {clean(text, limit)}\n")
 
+    def is_due(self) -> bool:
+        """Whether the status line is wanted and old enough to be refreshed."""
+        return self.status_line and time.monotonic() >= self._next
+
     def status(self, pulses: Mapping[int, Pulse], operation: str | None, free: bool) -> None:
         """Refresh the status line; ``free``: the cursor stands at the beginning of a line."""
         now = time.monotonic()
-        if not self.status_line or not free or now < self._next:
+        if not free:
             return
         self._next = now + EVERY_S
         self._write(f"{_CLEAR}{clean(self._words(pulses, operation, now), 79)}\r")

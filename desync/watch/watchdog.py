@@ -15,9 +15,8 @@ from desync.watch.reporter import Reporter
 
 Diagnose = Callable[[Evidence], Diagnosis]
 
-FIRST_STACKS_S = 1.0
 ALL_STACKS_S = 2.5
-"""Stacks with native frames are there within three seconds of the detection; the first look at Python frames is quick."""
+"""So that all stacks are there within three seconds of the detection."""
 URGENT_STACKS_S = 0.5
 """When the launcher is about to end the ranks."""
 
@@ -46,14 +45,13 @@ class Watchdog:
         self._faults: set[int] = set()
 
     @property
-    def crashed_at(self) -> int | None:
-        """When it was reported that a rank has ended and its attempt cannot go on (epoch ns); None if that is not so."""
-        finding = standstill(self._live.diagnosis) if self._live else None
-        return self._live.evidence.observed_at if self._live and finding and finding.status is Status.CRASH else None
+    def standing_since(self) -> int | None:
+        """When it was reported that the job cannot go on (epoch ns); None if that was not, or has passed."""
+        return self._live.evidence.observed_at if self._live and standstill(self._live.diagnosis) else None
 
     @property
     def is_hang(self) -> bool:
-        """Whether the job is at least likely to stand still for good."""
+        """Whether the job hangs and the reason is at least likely."""
         finding = standstill(self._live.diagnosis) if self._live else None
         return finding is not None and finding.status is Status.HANG and finding.certainty is not Certainty.POSSIBLE
 
@@ -120,7 +118,8 @@ class Watchdog:
             self._report(evidence, diagnosis, finding)
         elif not diagnosis.awaiting and not self._faults:
             self.observer.drop_stacks()
-        self._pace.looked(begun, time.monotonic(), suspected=finding is not None or bool(diagnosis.awaiting))
+        suspected = finding is not None or bool(diagnosis.awaiting)
+        self._pace.looked(begun, time.monotonic(), suspected=suspected, at_rest=self._live is not None)
 
     def _judge(self, evidence: Evidence) -> Diagnosis | None:
         try:
@@ -135,9 +134,8 @@ class Watchdog:
         timing = Timing(diverged_at=_began(finding), detected_after_s=_since(finding, detected))
         self.reporter.announce(self.reporter.write(evidence, diagnosis, timing))
         pids = observer.live_pids()
-        observer.take_stacks(pids, FIRST_STACKS_S, native=False)
         first = {rank: pids[rank] for rank in sorted(pids, key=lambda rank: (rank not in finding.culprit_ranks, rank))}
-        observer.take_stacks(first, max(0.0, ALL_STACKS_S - (time.time_ns() - detected) / 1e9), native=True)
+        observer.take_stacks(first, ALL_STACKS_S, native=True)
         timing = replace(timing, stacks_after_s=_since(finding, time.time_ns()))
         evidence = observer.evidence()
         again = self._judge(evidence)

@@ -1,0 +1,102 @@
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from desync.model import (
+    AtDivergence,
+    Call,
+    Cause,
+    Certainty,
+    Diagnosis,
+    Divergence,
+    Evidence,
+    Finding,
+    Group,
+    Job,
+    Kind,
+    OperationState,
+    OperationTable,
+    Status,
+    Trace,
+)
+from desync.watch.judgement import has_recovered, joined, standstill, worth_reporting
+
+CALL = Call("all_reduce", Kind.COLLECTIVE)
+
+
+def trace(rank: int, *completed: int, dropped: int = 0) -> Trace:
+    """A rank whose operations 1, 2, … were completed at these times: 0 not yet, negative failed."""
+    count = len(completed)
+    table = OperationTable(
+        calls=(CALL,),
+        groups=("0",),
+        call=array("q", [0] * count),
+        group=array("q", [0] * count),
+        seq=array("q", range(dropped + 1, dropped + count + 1)),
+        thread=array("q", [1] * count),
+        entered=array("q", (100 + n for n in range(dropped, dropped + count))),
+        returned=array("q", [0] * count),
+        completed=array("q", completed),
+    )
+    return Trace(rank=rank, operations=table, dropped=dropped)
+
+
+def finding(status: Status, cause: Cause = Cause.STALLED_RANK, ranks: tuple[int, ...] = (1,)) -> Finding:
+    waiting = trace(0, 1, 0).operations.row(0, 1)
+    by_rank = {0: AtDivergence(OperationState.WAITING, waiting), 1: AtDivergence(OperationState.ABSENT)}
+    divergence = Divergence(Group("0", (0, 1)), "collective", 2, "all_reduce", by_rank)
+    return Finding(status, cause, Certainty.LIKELY, ranks, "s", "a", divergence=divergence)
+
+
+def diagnosis(*findings: Finding) -> Diagnosis:
+    return Diagnosis(findings, findings[0].status if findings else Status.HEALTHY, {}, notes=("n",))
+
+
+HANG = finding(Status.HANG)
+
+
+@pytest.mark.parametrize(
+    ("completed", "recovered"),
+    [((1, 0), False), ((1, 5), True), ((1, -5), False), ((1,), False)],
+    ids=["still waits", "completed", "failed", "not there"],
+)
+def test_a_hang_has_passed_when_what_waited_is_complete(completed: tuple[int, ...], recovered: bool) -> None:
+    evidence = Evidence(Job(), (trace(0, *completed), trace(1, 1)))
+    assert has_recovered(diagnosis(HANG), evidence, still_found=True) is recovered
+
+
+def test_an_operation_that_was_overwritten_is_long_over() -> None:
+    later = trace(0, 1, 1, dropped=50)
+    assert has_recovered(diagnosis(HANG), Evidence(Job(), (later,)), still_found=False)
+
+
+def test_crashes_and_disagreements_do_not_pass() -> None:
+    evidence = Evidence(Job(), (trace(0, 1, 5),))
+    for status in (Status.CRASH, Status.MISMATCH, Status.DRIFT):
+        assert not has_recovered(diagnosis(finding(status)), evidence, still_found=False)
+
+
+def test_a_hang_without_a_place_has_passed_when_nothing_is_found_any_more() -> None:
+    anywhere = diagnosis(replace(HANG, divergence=None))
+    assert has_recovered(anywhere, Evidence(Job(), ()), still_found=False)
+    assert not has_recovered(anywhere, Evidence(Job(), ()), still_found=True)
+
+
+def test_who_is_only_late_does_not_interrupt_the_user() -> None:
+    assert worth_reporting(diagnosis()) is None
+    assert worth_reporting(diagnosis(finding(Status.SLOW))) is None
+    assert worth_reporting(diagnosis(finding(Status.MISMATCH), HANG)) is not None
+    assert standstill(diagnosis(finding(Status.MISMATCH), HANG)) is HANG
+    assert standstill(diagnosis(finding(Status.MISMATCH))) is None
+
+
+def test_what_was_reported_leads_the_last_word_and_what_came_later_follows_from_it() -> None:
+    timeout = finding(Status.CRASH, Cause.EXCEPTION, (0,))
+    last = joined(diagnosis(HANG), diagnosis(timeout))
+    assert [entry.cause for entry in last.findings] == [Cause.STALLED_RANK, Cause.EXCEPTION]
+    assert [entry.follows_from for entry in last.findings] == [None, 0]
+    assert last.status is Status.HANG
+    refined = diagnosis(replace(HANG, summary="more is known"), timeout)
+    assert joined(diagnosis(HANG), refined) is refined
+    assert joined(diagnosis(), refined) is refined
