@@ -146,12 +146,23 @@ def _ddp(report: Report, _arguments: argparse.Namespace) -> str:
     return render_ddp(report)
 
 
+def _timeline(report: Report, arguments: argparse.Namespace) -> str:
+    from desync.evidence.run_directory import load as load_evidence
+    from desync.report.timeline import render_timeline
+
+    place = _report_path(arguments.run_dir)
+    if not (place.parent / "journals").is_dir():
+        raise ReportError(f"the timeline needs the journals beside {str(place)!r}", "name the run's directory")
+    return render_timeline(load_evidence(place.parent, attempt=report.job.attempt))
+
+
 FORMATS: dict[str, Callable[[Report, argparse.Namespace], str]] = {
     "terminal": _terminal,
     "html": _html,
     "markdown": _markdown,
     "json": _json,
     "ddp": _ddp,
+    "timeline": _timeline,
 }
 
 

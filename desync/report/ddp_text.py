@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from desync.report.model import DdpBucket, DdpEntry, DdpStep, DdpTimes, Report
 from desync.report.text import clean, count
 from desync.report.units import duration, size
 
+STEP_ROWS = (
+    ("step", "step_s", "from one optimizer step to the next"),
+    ("forward", "forward_s", ""),
+    ("backward", "compute_s", "end of forward until the last bucket was launched"),
+    ("communication", "communication_s", "first bucket launched until backward returned"),
+    ("  hidden", "overlap_s", "behind backward"),
+    ("  tail", "tail_s", "hidden by nothing, copying back included"),
+    ("    waiting", "wait_s", "for ranks that came later"),
+)
+"""What is told of a step: a label, the field of :class:`DdpTimes`, and what it means."""
 WIDTH = 72
 """Of the picture, in characters."""
 MAX_DRAWN = 16
@@ -38,7 +49,8 @@ def _module(entry: DdpEntry) -> Iterator[str]:
     if entry.advice:
         yield ""
         yield "Advice"
-        yield from (f"  - {clean(line, 600)}" for line in entry.advice)
+        for line in entry.advice:
+            yield from textwrap.wrap(clean(line, 600), 100, initial_indent="  - ", subsequent_indent="    ")
 
 
 def _settings(entry: DdpEntry) -> list[str]:
@@ -83,20 +95,11 @@ def _picture(step: DdpStep) -> Iterator[str]:
 
 def _times(entry: DdpEntry) -> Iterator[str]:
     """The medians beside what torch says itself."""
-    rows = (
-        ("step", "step_s", "from one optimizer step to the next"),
-        ("forward", "forward_s", ""),
-        ("backward", "compute_s", "end of forward until the last bucket was launched"),
-        ("communication", "communication_s", "first bucket launched until backward returned"),
-        ("  hidden", "overlap_s", "behind backward"),
-        ("  tail", "tail_s", "hidden by nothing, copying back included"),
-        ("    waiting", "wait_s", "for ranks that came later"),
-    )
     if entry.measured is None:
         return
     yield f"Medians of {count(entry.steps, 'step')}, and torch's own averages (_get_ddp_logging_data)"
     yield f"  {'':<16}{'measured':>10}  {'torch':>10}"
-    for label, name, aside in rows:
+    for label, name, aside in STEP_ROWS:
         ours, theirs = getattr(entry.measured, name), getattr(entry.torch or DdpTimes(), name)
         if ours is not None or theirs is not None:
             yield f"  {label:<16}{duration(ours):>10}  {duration(theirs) if theirs is not None else '':>10}  {aside}".rstrip()

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from desync.model import Frame, OperationState, Status
 from desync.report import view
+from desync.report.ddp_picture import draw
+from desync.report.ddp_text import STEP_ROWS, hidden_share
 from desync.report.frames import is_user
 from desync.report.graph import BOX_HEIGHT, BOX_WIDTH, build_graph
 from desync.report.lanes import SIGNS, STATE_WORDS, build_picture
@@ -103,6 +105,9 @@ def _context(report: Report, base: str) -> dict[str, Any]:
         "rank_rows": view.rank_rows(report),
         "exceptions": view.exceptions(report),
         "late": _latest(report.lateness),
+        "draw": draw,
+        "step_rows": STEP_ROWS,
+        "hidden_share": hidden_share,
         "environment": _environment(report),
         "at": lambda frame: place(frame, base, 100),
         "is_user": is_user,
