@@ -61,7 +61,7 @@ def escape(text: str, limit: int = SENTENCE) -> str:
     """Foreign text as words of a Markdown paragraph or table cell: no markup, no mention, no link."""
     shown = _SPECIAL.sub(r"\\\1", clean(text, limit))
     # A bare address would become a link by itself, and a leading number or dash a list.
-    return re.sub(r"^([-+]|\d+[.)])", r"\\\1", shown.replace("://", ":\u200b//").replace("www.", "www\u200b."))
+    return re.sub(r"^([-+]|\d+[.)])", r"\\\1", shown.replace("://", r"\://").replace("www.", r"www\."))
 
 
 def code(text: str, limit: int = 200) -> str:
