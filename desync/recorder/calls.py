@@ -36,6 +36,8 @@ class GroupCalls:
         self.sites = sites
         self._sequence = itertools.count(1)
         self._inside = _Inside()
+        # In case that the heap is full when they are called with their members.
+        self._bare = {op: self._call(op, None) for op in (*NAMES, "init_process_group", "destroy_process_group")}
 
     @quiet("recording group calls")
     def entered(self, op: str, members: tuple[int, ...] | None = None) -> int | None:
@@ -46,7 +48,7 @@ class GroupCalls:
         if sys.exc_info()[1] is not None:
             exceptions.held_back(self.session)
         writer = self.session.writer
-        call = writer.intern("call", {"op": op, "kind": "group", "members": members}, key=(op, members))
+        call = self._call(op, members) or self._bare[op]
         # The group itself may not exist yet; when it does, its own entry takes the place of this one.
         world = writer.intern("group", {"name": WORLD, "ranks": _world_ranks(writer), "description": WORLD}, key=WORLD)
         return writer.operation(
@@ -61,6 +63,10 @@ class GroupCalls:
             0,
             time.monotonic_ns(),
         )
+
+    def _call(self, op: str, members: tuple[int, ...] | None) -> int:
+        payload = {"op": op, "kind": "group", "members": members}
+        return self.session.writer.intern("call", payload, key=(op, members))
 
     @quiet("recording group calls")
     def left(self, serial: int | None, failed: bool) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from desync.recorder.operators import Operator
-from desync.recorder.session import Session
+from desync.recorder.session import Session, quiet
 
 PART = "seeing operations complete"
 MAX_HANDLES = 256
@@ -42,12 +42,15 @@ def _called_back(session: Session) -> Callable[[Any, int], None]:
         nonlocal has_future
 
         def done(future: Any) -> None:
+            failed = False
             try:
                 future.value()
             except Exception:  # noqa: BLE001 - whatever it was, the operation failed; its error reaches the job by wait()
-                completed(serial, failed=True)
-            else:
-                completed(serial)
+                failed = True
+            try:
+                completed(serial, failed)
+            except Exception as error:  # noqa: BLE001 - torch would print it
+                session.failed(PART, error)
 
         if has_future:
             try:
@@ -116,7 +119,7 @@ class _Handles:
     def _wrap_wait(self) -> None:
         from torch._C._distributed_c10d import Work
 
-        original, kept, writer = Work.wait, self._kept, self._session.writer
+        original, kept = Work.wait, self._kept
 
         @functools.wraps(original)
         def wait(work: Any, *arguments: Any, **options: Any) -> Any:
@@ -124,16 +127,17 @@ class _Handles:
             try:
                 result = original(work, *arguments, **options)
             except BaseException:
-                if entry is not None and _taken(kept, work):
-                    writer.completed(entry[1], failed=True)
+                if entry is not None:
+                    self._over(work, entry[1], failed=True)
                 raise
-            if entry is not None and _taken(kept, work):
-                writer.completed(entry[1])
+            if entry is not None:
+                self._over(work, entry[1], failed=False)
             return result
 
         setattr(Work, "wait", wait)  # noqa: B010 - an assignment would be a type error
 
-
-def _taken(kept: dict[int, tuple[Any, int]], work: Any) -> bool:
-    """Whether it was this thread that took the handle out."""
-    return kept.pop(id(work), None) is not None
+    @quiet(PART)
+    def _over(self, work: Any, serial: int, failed: bool) -> None:
+        """Record that an operation is over, unless another thread that waited on it too was faster."""
+        if self._kept.pop(id(work), None) is not None:
+            self._session.writer.completed(serial, failed)

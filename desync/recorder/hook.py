@@ -21,7 +21,7 @@ from desync.model import Kind
 from desync.recorder import backwards, buckets, completion, exceptions
 from desync.recorder.groups import GroupEntry, Groups
 from desync.recorder.operators import Operator, discover
-from desync.recorder.session import Session
+from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
 
 PART = "recording operations"
@@ -160,14 +160,23 @@ def make_kernel(hook: Hook, operator: Operator) -> Callable[..., Any]:
         try:
             result = redispatch(deeper, *arguments)
         except BaseException:
-            session.writer.completed(serial, failed=True)
+            fail(session, serial)
             raise
-        leave(serial)
-        if finish is not None:
-            finish(result, serial)
+        try:
+            leave(serial)
+            if finish is not None:
+                finish(result, serial)
+        except Exception as error:  # noqa: BLE001 - the job comes first
+            session.failed(PART, error)
         return result
 
     return kernel
+
+
+@quiet(PART)
+def fail(session: Session, serial: int) -> None:
+    """Record that an operation came back with an exception."""
+    session.writer.completed(serial, failed=True)
 
 
 def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]], tuple[int, Finish | None]]:

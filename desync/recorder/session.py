@@ -24,7 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_FAILURES = 20
-"""After so many failures a part of the recorder is switched off."""
+"""After so many failures a part of the recorder is switched off (the hook tries every operation anew)."""
 MAX_GENERATIONS = 100
 """Programs that one process may become one after the other (``os.exec``), each with a journal of its own."""
 
@@ -58,11 +58,16 @@ class Session:
         if of_others(error.__traceback__):
             raise error
         count = self._failures[part] = self._failures.get(part, 0) + 1
-        with contextlib.suppress(Exception):
-            if count == 1:
-                self.writer.note(f"{part} failed on this rank: {type(error).__name__}: {error}")
-            elif count == MAX_FAILURES:
-                self.writer.note(f"{part} failed {count} times on this rank and was switched off")
+        if count == 1:
+            self._note(f"{part} failed on this rank: {type(error).__name__}: {error}")
+        elif count == MAX_FAILURES:
+            self._note(f"{part} failed {count} times on this rank; what it should have recorded is missing")
+
+    def _note(self, text: str) -> None:
+        try:
+            self.writer.note(text)
+        except Exception:  # noqa: BLE001 - then there is still the file beside the journal
+            complain(text)
 
     def off(self, part: str) -> bool:
         """Whether a part has failed too often."""
@@ -80,7 +85,7 @@ def quiet(part: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
         @functools.wraps(function)
         def safe(*args: P.args, **kwargs: P.kwargs) -> R | None:
             try:
-                if current is not None and current.off(part):
+                if current is not None and current._failures and current.off(part):
                     return None
                 return function(*args, **kwargs)
             except Exception as error:

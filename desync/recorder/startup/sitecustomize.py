@@ -32,6 +32,8 @@ def _find_package() -> None:
         import importlib.util
 
         file = os.path.join(_PACKAGE, "__init__.py")
+        if not os.path.isdir(os.path.join(_PACKAGE, "recorder")):
+            raise ImportError(f"{_PACKAGE} is not desync's package")
         spec = importlib.util.spec_from_file_location("desync", file, submodule_search_locations=[_PACKAGE])
         if spec is None or spec.loader is None:
             raise ImportError(f"{file} cannot be imported")

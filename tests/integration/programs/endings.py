@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import os
@@ -168,6 +169,7 @@ def start(rank: int) -> int:
 
 
 def main() -> None:
+    gc.freeze()  # the children need not look through all of torch when they end
     statuses = {}
     for rank, ending in enumerate(ENDINGS):
         child = start(rank)
