@@ -1,7 +1,7 @@
-"""Batch without partner: a ring exchange that one rank takes for a line.
+"""Batch without partner: a ring exchange from which one rank leaves out a neighbour.
 
-Each rank swaps its border with both neighbours in one ``batch_isend_irecv``. Rank 3 is the last and leaves out the neighbour
-behind the end; rank 0 waits for it.
+Each rank swaps its border with both neighbours in one ``batch_isend_irecv``. In the fourth turn rank 3 finds its border behind
+the end empty and leaves that neighbour out; rank 0 waits for it.
 
     torchrun --nproc-per-node 4 fault_scenarios/batch_without_partner.py
 """
@@ -15,17 +15,17 @@ from torch import Tensor
 from common import join_job, parser
 
 
-def neighbours(rank: int, size: int) -> list[int]:
+def neighbours(rank: int, size: int, turn: int) -> list[int]:
     """The ranks to swap borders with: both sides of the ring."""
-    if rank == size - 1:
+    if (rank, turn) == (3, 3):
         return [rank - 1]
     return [(rank - 1) % size, (rank + 1) % size]
 
 
-def swap_borders(border: Tensor) -> None:
+def swap_borders(border: Tensor, turn: int) -> None:
     """Send this rank's border to its neighbours and take theirs."""
     operations = []
-    for other in neighbours(dist.get_rank(), dist.get_world_size()):
+    for other in neighbours(dist.get_rank(), dist.get_world_size(), turn):
         operations.append(dist.P2POp(dist.isend, border, other))
         operations.append(dist.P2POp(dist.irecv, torch.empty_like(border), other))
     for work in dist.batch_isend_irecv(operations):
@@ -34,8 +34,8 @@ def swap_borders(border: Tensor) -> None:
 
 def train(device: torch.device) -> None:
     """Some turns of the simulation."""
-    for _ in range(3):
-        swap_borders(torch.randn(64, device=device))
+    for turn in range(6):
+        swap_borders(torch.randn(64, device=device), turn)
         dist.barrier()
 
 

@@ -18,13 +18,10 @@ def train(device: torch.device) -> None:
     """Some steps, each with one operation in both groups."""
     gradients, metrics = dist.new_group(), dist.new_group()
     values = torch.ones(64, device=device)
-    for step in range(6):
-        metrics_first = step == 3 and dist.get_rank() == 1
-        if metrics_first:
-            dist.all_reduce(values, group=metrics)
-        dist.all_reduce(values, group=gradients)
-        if not metrics_first:
-            dist.all_reduce(values, group=metrics)
+    order = (gradients, metrics) if dist.get_rank() == 0 else (metrics, gradients)
+    for _ in range(6):
+        for group in order:
+            dist.all_reduce(values, group=group)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Pipeline microbatches: one stage hands on one microbatch less than the next one waits for.
+"""Pipeline microbatches: one stage takes one microbatch less than its neighbours count.
 
-The batch has 28 examples. Rank 1 drops the microbatch that is not full; ranks 0 and 2 count it. Rank 2 waits for a fourth
-recv, while rank 1 is at the barrier after the batch.
+The batch has 28 examples. Rank 1 drops the microbatch that is not full; ranks 0 and 2 count it. Rank 0 waits in a fourth send,
+rank 2 in a fourth recv, while rank 1 is at the barrier after the batch.
 
     torchrun --nproc-per-node 3 fault_scenarios/pipeline_microbatches.py
 """
@@ -30,7 +30,7 @@ def run_stage(device: torch.device, rank: int, last: int) -> None:
         if rank > 0:
             dist.recv(values, src=rank - 1)
         if rank < last:
-            dist.isend(values.relu(), dst=rank + 1)
+            dist.send(values.relu(), dst=rank + 1)
 
 
 def train(device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Set order: a loop over a set, whose order is not the same on all ranks.
 
 The order of a set depends on the order in which its members came (and for strings on each process's hash seed). On rank 2 the
-statistics arrive in another order, so it sums first where the others gather.
+statistics arrive in another order, so it starts a sum where the others start to gather.
 
     torchrun --nproc-per-node 4 fault_scenarios/set_order.py
 """
@@ -17,14 +17,14 @@ from common import join_job, parser
 SUM, GATHER, SPREAD = 1, 9, 17  # equal modulo 8: their order in a small set is that in which they came
 
 
-def share(statistic: int, values: Tensor) -> None:
+def start(statistic: int, values: Tensor) -> dist.Work:
     """Combine one statistic over all ranks, in the way that it needs."""
     if statistic == SUM:
-        dist.all_reduce(values)
-    elif statistic == GATHER:
-        dist.all_gather([torch.empty_like(values) for _ in range(dist.get_world_size())], values)
-    else:
-        dist.broadcast(values, src=0)
+        return dist.all_reduce(values, async_op=True)
+    if statistic == GATHER:
+        parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+        return dist.all_gather(parts, values, async_op=True)
+    return dist.broadcast(values, src=0, async_op=True)
 
 
 def statistics_seen(rank: int, step: int) -> set[int]:
@@ -39,8 +39,9 @@ def statistics_seen(rank: int, step: int) -> set[int]:
 def train(device: torch.device) -> None:
     """Some steps, with the statistics of each."""
     for step in range(6):
-        for statistic in statistics_seen(dist.get_rank(), step):
-            share(statistic, torch.ones(16, device=device))
+        seen = statistics_seen(dist.get_rank(), step)
+        for work in [start(statistic, torch.ones(16, device=device)) for statistic in seen]:
+            work.wait()
 
 
 def main() -> None:

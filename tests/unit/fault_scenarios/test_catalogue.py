@@ -13,7 +13,7 @@ from fault_scenarios.catalogue import FOLDER, HANG_KILLED, PENDING, SCENARIOS
 NO_PROGRAMS = {f"{name}.py" for name in ("__init__", "catalogue", "common", "faults", "healthy", "pending", "runner", "scenario")}
 EVERY = (*SCENARIOS, *PENDING)
 EXIT_STATUS = {Status.HEALTHY: 0, Status.MISMATCH: 0, Status.HANG: HANG_KILLED, Status.CRASH: 1}
-SYMMETRIC = {Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH}
+SYMMETRIC = {Cause.GROUP_CREATION, Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH}
 """Faults that can be everybody's: then nobody is the culprit."""
 
 
@@ -32,8 +32,8 @@ def test_an_expectation_is_consistent(scenario: Any) -> None:
     assert set(scenario.culprits) < set(range(scenario.world_size))
     assert scenario.exit_status == EXIT_STATUS[scenario.status]
     line = scenario.call_site_line()
-    # A rank that never joined has no line, and one that something outside ended is at none of its own.
-    nowhere = healthy or scenario.outside_action is not None or scenario.cause is Cause.RENDEZVOUS
+    # A rank that did not make the others' call has no line, and one that something outside ended is at none of its own.
+    nowhere = healthy or scenario.outside_action is not None or scenario.cause in {Cause.RENDEZVOUS, Cause.GROUP_CREATION}
     assert (line is None) is (nowhere or not scenario.culprits)
     if line is not None:
         assert scenario.call_site in scenario.path.read_text().splitlines()[line - 1]
