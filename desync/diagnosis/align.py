@@ -95,4 +95,6 @@ def _cost(mine: Sequence[int], theirs: Sequence[int], start: int, gap: int) -> i
     if not rest_mine or not rest_theirs:
         return _IMPOSSIBLE  # nothing would be left to agree
     differing: int = sum(map(operator.ne, rest_mine, rest_theirs))
+    if 2 * differing > min(len(rest_mine), len(rest_theirs)):
+        return _IMPOSSIBLE  # ranks that call everything from other lines do not agree after a gap either
     return differing * _SUBSTITUTE + abs(gap) * _GAP

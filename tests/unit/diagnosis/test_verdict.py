@@ -262,3 +262,12 @@ def test_where_completions_cannot_be_seen_an_operation_without_all_ranks_is_not_
 def test_where_completions_cannot_be_seen_an_operation_of_all_ranks_may_be_over():
     blind = Op(seen=False, done=False)
     assert diagnose(job(*(trace(rank, [blind, blind]) for rank in range(4)))).findings == ()
+
+
+def test_ranks_whose_calls_all_come_from_other_lines_part_only_where_they_disagree():
+    """``if rank == 0: … else: …`` around everything: the lines prove nothing, the first two calls were sound."""
+    zero = trace(0, [Op(line=10), Op(line=11), Op(line=12, done=False)], world=2)
+    one = trace(1, [Op(line=20), Op(line=21), Op("barrier", line=22, done=False)], world=2)
+    finding = first(job(zero, one))
+    assert finding.divergence.seq == 3
+    assert finding.culprit_ranks == ()
