@@ -98,4 +98,13 @@ HEALTHY = (
         cause=Cause.NONE,
         exit_status=0,
     ),
+    Scenario(
+        name="healthy_pipeline",
+        program="healthy_pipeline.py",
+        shows="a pipeline with warm-up, in which stages differ at any moment",
+        world_size=3,
+        status=Status.HEALTHY,
+        cause=Cause.NONE,
+        exit_status=0,
+    ),
 )

@@ -12,7 +12,7 @@ from fault_scenarios.catalogue import FOLDER, HANG_KILLED, PENDING, SCENARIOS
 
 NO_PROGRAMS = {f"{name}.py" for name in ("__init__", "catalogue", "common", "faults", "healthy", "pending", "runner", "scenario")}
 EVERY = (*SCENARIOS, *PENDING)
-EXIT_STATUS = {Status.HEALTHY: 0, Status.MISMATCH: 0, Status.HANG: HANG_KILLED, Status.CRASH: 1}
+EXIT_STATUS = {Status.HEALTHY: 0, Status.SLOW: 0, Status.MISMATCH: 0, Status.HANG: HANG_KILLED, Status.CRASH: 1}
 SYMMETRIC = {Cause.GROUP_CREATION, Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH}
 """Faults that can be everybody's: then nobody is the culprit."""
 
