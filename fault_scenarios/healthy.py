@@ -107,4 +107,14 @@ HEALTHY = (
         cause=Cause.NONE,
         exit_status=0,
     ),
+    Scenario(
+        name="healthy_late_rank",
+        program="healthy_slow_rank.py",
+        shows="a rank that works longer than `--hang-after`, but comes",
+        world_size=2,
+        arguments=("--slow-s", "9"),
+        status=Status.HEALTHY,
+        cause=Cause.NONE,
+        exit_status=0,
+    ),
 )

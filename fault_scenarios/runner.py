@@ -93,7 +93,7 @@ def run(scenario: Scenario, run_dir: Path, show: Callable[[bytes], None] | None 
 def watch_command(scenario: Scenario, run_dir: Path) -> list[str]:
     """The command line that runs a scenario under ``desync watch``, in this Python."""
     watch = ["-m", "desync", "watch", "--on-hang", "kill", "--hang-after", f"{scenario.hang_after_s:g}"]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(scenario.world_size)]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(scenario.world_size), *scenario.launch]
     program = [str(scenario.path), *scenario.arguments]
     return [sys.executable, *watch, "--run-dir", str(run_dir), "--", sys.executable, *launch, *program]
 

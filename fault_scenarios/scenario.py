@@ -44,6 +44,8 @@ class Scenario:
     call_site: str | None = None
     """Text of the one line of the program that the report must name for the culprit; None where no line is at fault."""
     arguments: tuple[str, ...] = ()
+    launch: tuple[str, ...] = ()
+    """More options of torchrun."""
     exit_status: int = HANG_KILLED
     """Of ``desync watch --on-hang kill``."""
     outside_action: OutsideAction | None = None
