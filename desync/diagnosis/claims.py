@@ -1,0 +1,58 @@
+"""The diagnosis of jobs that desync did not watch: what records show, weighed with what messages say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from desync.diagnosis import aftermath, exchanges
+from desync.diagnosis.board import Board, lay_out
+from desync.diagnosis.habits import Change, newest_break
+from desync.diagnosis.verdict import diagnose
+from desync.model import Cause, Certainty, Diagnosis, Evidence, Finding, Status
+
+_CIRCLES = frozenset({Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH, Cause.GROUP_CREATION})
+_NEEDS_LINES = frozenset({Cause.RANK_ONLY_COLLECTIVE, Cause.SKIPPED_COLLECTIVE, Cause.ARGUMENT_MISMATCH})
+_CHANGES = {
+    Change.LEFT_OUT: Cause.SKIPPED_COLLECTIVE,
+    Change.PUT_IN: Cause.RANK_ONLY_COLLECTIVE,
+    Change.OTHER_ARGUMENTS: Cause.ARGUMENT_MISMATCH,
+}
+
+
+def interpret(evidence: Evidence) -> Diagnosis:
+    """The findings for a job of which only dumps, logs and the like are left."""
+    base = diagnose(evidence)
+    board = lay_out(evidence)
+    found = [_weighed(finding, board) for finding in base.findings if not _left_open(finding)]
+    if not found:
+        found = aftermath.findings(board) or list(base.findings) or exchanges.findings(board)
+    status = found[0].status if found else base.status
+    return replace(base, findings=tuple(found), status=status, awaiting={} if found else base.awaiting)
+
+
+def _left_open(finding: Finding) -> bool:
+    """Whether the base could not decide it: a circle, or victims only."""
+    return finding.cause in _CIRCLES or (finding.cause is Cause.UNKNOWN and finding.status is Status.UNKNOWN)
+
+
+def _weighed(finding: Finding, board: Board) -> Finding:
+    """A finding whose cause rests on call sites is no more than possible where the source has none."""
+    if finding.cause not in _NEEDS_LINES or finding.divergence is None or _has_lines(finding):
+        return finding
+    if len(finding.culprit_ranks) == 1:
+        broken = newest_break(board.traces[finding.culprit_ranks[0]])
+        if (
+            broken is not None
+            and broken.seq == finding.divergence.seq
+            and broken.operation.group == finding.divergence.group.name
+        ):
+            cause = _CHANGES.get(broken.change)
+            if cause is not None:
+                return replace(finding, cause=cause, certainty=Certainty.LIKELY)
+    return replace(finding, certainty=Certainty.POSSIBLE)
+
+
+def _has_lines(finding: Finding) -> bool:
+    assert finding.divergence is not None  # noqa: S101 - the caller has looked
+    standing = finding.divergence.by_rank.values()
+    return any(each.operation is not None and each.operation.call.site is not None for each in standing)

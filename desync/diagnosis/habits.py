@@ -1,0 +1,146 @@
+"""Where a rank did something that it never does: its own past against its newest operations.
+
+Training repeats itself.  The newest operations of a rank that is only held up by others are the beginning of something that it
+did before; those of a rank that left an operation out, put one in or swapped two are not, from that place on.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass
+
+from desync.model import Operation, Trace
+
+MAX_ROWS = 20_000
+LEAST = 6
+"""So many operations in a row have to be the same to be called a repetition."""
+REACH = 256
+CLEAR = 2.0
+"""How much further back the others' habits have to hold than the one's that is blamed."""
+
+
+class Change(enum.Enum):
+    """What a rank did otherwise."""
+
+    LEFT_OUT = "left out"
+    PUT_IN = "put in"
+    REPLACED = "replaced"
+    OTHER_ARGUMENTS = "other arguments"
+    SWAPPED = "swapped"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """The newest break with its habits: the operations since then repeat the past, those across it do not."""
+
+    rank: int
+    length: int
+    """How many of its newest operations repeat something that it did before."""
+    change: Change
+    operation: Operation
+    """The one put in; of one left out, how it looked when it was last done."""
+    seq: int
+    """The number that it has, or would have had, in its group."""
+
+
+def _tokens(trace: Trace) -> tuple[array[int], int]:
+    """What a rank did as numbers (call and group), its newest operations only, and the row of the first."""
+    table = trace.operations
+    start = max(0, len(table) - MAX_ROWS)
+    many = len(table.groups)
+    pairs = zip(table.call[start:], table.group[start:], strict=True)
+    return array("q", (call * many + group for call, group in pairs)), start
+
+
+def newest_break(trace: Trace) -> Break | None:
+    """The newest break with a rank's habits; None if all that is known repeats itself, or too little is known."""
+    tokens, start = _tokens(trace)
+    length, earlier = _longest_repeated_end(tokens)
+    first = len(tokens) - length
+    if not length and len(tokens) > LEAST:
+        operation = trace.operations.row(trace.rank, -1)  # its newest was never done before
+        return Break(trace.rank, 0, Change.PUT_IN, operation, operation.seq)
+    if first < 2 or earlier < 2:  # all that is known repeats itself: no break
+        return None
+    change, row = _change(tokens, first, earlier)
+    operation = trace.operations.row(trace.rank, start + row)
+    seq = _next_seq(trace, operation, start + first) if change is Change.LEFT_OUT else operation.seq
+    if change is Change.REPLACED:
+        usual = trace.operations.row(trace.rank, start + earlier - 1)
+        change = Change.OTHER_ARGUMENTS if usual.call.op == operation.call.op else change
+    return Break(trace.rank, length, change, operation, seq)
+
+
+def expected_next(trace: Trace) -> Operation | None:
+    """What the rank did the last time that it had done what it did now; None if it has no past to tell."""
+    tokens, start = _tokens(trace)
+    length, earlier = _longest_repeated_end(tokens)
+    after = earlier + length
+    return trace.operations.row(trace.rank, start + after) if length >= LEAST and after < len(tokens) else None
+
+
+def _longest_repeated_end(tokens: array[int]) -> tuple[int, int]:
+    """Length of the longest end of a sequence that occurs in it before, and where that earlier occurrence begins.
+
+    The Z-function of the reversed sequence: linear time.  Of several equally long ones the newest counts.
+    """
+    text = tokens[::-1]
+    size = len(text)
+    best, place = 0, 0
+    z = array("q", bytes(8 * size))
+    left = right = 0
+    for index in range(1, size):
+        reach = min(right - index, z[index - left]) if index < right else 0
+        while index + reach < size and text[reach] == text[index + reach]:
+            reach += 1
+        z[index] = reach
+        if index + reach > right:
+            left, right = index, index + reach
+        if reach > best:
+            best, place = reach, index
+    return best, size - place - best
+
+
+def _change(tokens: array[int], first: int, earlier: int) -> tuple[Change, int]:
+    """What happened before the repeated end, and the row that it is about: what lets most of the time before agree again."""
+    swapped = tokens[first - 1] == tokens[earlier - 2] and tokens[first - 2] == tokens[earlier - 1]
+    kept = {
+        Change.SWAPPED: _agree_before(tokens, first - 2, earlier - 2) if swapped else 0,
+        Change.LEFT_OUT: _agree_before(tokens, first, earlier - 1),
+        Change.PUT_IN: _agree_before(tokens, first - 1, earlier),
+        Change.REPLACED: _agree_before(tokens, first - 1, earlier - 1),
+    }
+    change = max(kept, key=lambda each: kept[each])
+    if kept[change] < LEAST:
+        return Change.PUT_IN if tokens.count(tokens[first - 1]) == 1 else Change.OTHER, first - 1
+    return change, earlier - 1 if change is Change.LEFT_OUT else first - 1
+
+
+def _agree_before(tokens: array[int], one: int, other: int) -> int:
+    """How many operations before two places are the same."""
+    most = min(one, other, REACH)
+    return next((length for length in range(most) if tokens[one - 1 - length] != tokens[other - 1 - length]), most)
+
+
+def _next_seq(trace: Trace, left_out: Operation, row: int) -> int:
+    """The number that an operation left out before ``row`` would have had."""
+    table = trace.operations
+    for index in range(row - 1, -1, -1):
+        operation = table.row(trace.rank, index)
+        same = operation.group == left_out.group and operation.call.kind is left_out.call.kind
+        if same and operation.call.peer == left_out.call.peer:
+            return operation.seq + 1
+    return left_out.seq
+
+
+def odd_one(breaks: dict[int, Break | None]) -> Break | None:
+    """The break of the one rank that left something out or put something in; None if no one stands out."""
+    known = [each for each in breaks.values() if each is not None and each.change is not Change.OTHER]
+    known.sort(key=lambda each: each.length)
+    if not known or len(breaks) < 2:
+        return None
+    if len(known) > 1 and known[1].length < known[0].length * CLEAR:
+        return None
+    return known[0]
