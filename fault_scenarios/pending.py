@@ -167,17 +167,6 @@ PENDING: tuple[Scenario, ...] = (
         cause=Cause.GROUP_ORDER_CYCLE,
     ),
     Scenario(
-        name="source_in_group",
-        program="source_in_group.py",
-        shows="the source of a broadcast is given as its number in the group",
-        world_size=4,
-        status=Status.CRASH,
-        cause=Cause.EXCEPTION,
-        culprits=(2, 3),
-        call_site="dist.broadcast(settings, src=0",
-        exit_status=1,
-    ),
-    Scenario(
         name="structure_mismatch",
         program="structure_mismatch.py",
         shows="a rank builds a model with a layer more",
@@ -187,14 +176,6 @@ PENDING: tuple[Scenario, ...] = (
         culprits=(1,),
         call_site="model = DistributedDataParallel(",
         exit_status=1,
-    ),
-    Scenario(
-        name="too_few_started",
-        program="too_few_started.py",
-        shows="the program waits for more ranks than were started",
-        world_size=3,
-        status=Status.HANG,
-        cause=Cause.RENDEZVOUS,
     ),
     Scenario(
         name="healthy_restart",
