@@ -14,7 +14,7 @@ ARGS   ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test browser lint bench clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -36,8 +36,16 @@ demo: $(READY)
 	@echo; echo "What 'desync report' says of this run:"; echo
 	@$(BIN)/desync report
 
-test: $(READY)
+test: $(READY) browser
 	$(BIN)/python -m pytest $(ARGS)
+
+# The tests of report.html look at it in Chromium.  Where it can be installed without asking (root, on Debian) it is;
+# elsewhere those tests are skipped, and say so.
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null || exit 0; \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 || \
+	    echo "Chromium could not be installed; the tests that need it will be skipped" >&2; }
 
 lint: $(READY)
 	$(BIN)/ruff check .
