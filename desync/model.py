@@ -494,6 +494,9 @@ class Evidence:
     claims: tuple[Claim, ...] = ()
     """What messages say beyond what can be shown as operations, marks and exits."""
 
+    memory: Mapping[int, int] = field(default_factory=dict)
+    """Resident memory in bytes by rank, when it was last looked at."""
+
     def trace(self, rank: int) -> Trace | None:
         """The trace of a rank, or None if nothing is known of it."""
         return next((trace for trace in self.traces if trace.rank == rank), None)

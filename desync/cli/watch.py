@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 
 from desync.errors import UsageError
@@ -52,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep torch's own check around each collective (slow, and it crashes DDP on gloo)",
     )
+    annotate = "write a finding as an annotation for GitHub, at the line of code (default: where GITHUB_ACTIONS or CI is set)"
+    parser.add_argument("--annotate", action=argparse.BooleanOptionalAction, help=annotate)
     parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the launch line, as without desync")
 
 
@@ -70,8 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
         hang_after_s=arguments.hang_after,
         kill_on_hang=arguments.on_hang == "kill",
         levels=DebugLevels(arguments.torch_debug, arguments.nccl_debug, arguments.torch_wrapper),
+        annotate=_in_ci() if arguments.annotate is None else arguments.annotate,
     )
     return watch(options, diagnose)
+
+
+def _in_ci() -> bool:
+    return any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in ("GITHUB_ACTIONS", "CI"))
 
 
 def _seconds(text: str) -> float:

@@ -208,13 +208,14 @@ def _ranks(evidence: Evidence, states: dict[int, RankState]) -> tuple[RankEntry,
     traces = {trace.rank: trace for trace in evidence.traces}
     world = range(min(evidence.job.world_size or 0, MAX_RANKS_WITHOUT_TRACE))
     return tuple(
-        _rank(rank, traces.get(rank), states.get(rank, RankState.UNKNOWN)) for rank in sorted({*traces, *states, *world})
+        _rank(rank, traces.get(rank), states.get(rank, RankState.UNKNOWN), evidence.memory.get(rank))
+        for rank in sorted({*traces, *states, *world})
     )
 
 
-def _rank(rank: int, trace: Trace | None, state: RankState) -> RankEntry:
+def _rank(rank: int, trace: Trace | None, state: RankState, memory: int | None) -> RankEntry:
     if trace is None:
-        return RankEntry(rank, None, None, state, None, None, _progress(Progress()), None)
+        return RankEntry(rank, None, None, state, None, None, _progress(Progress()), None, memory)
     return RankEntry(
         rank=rank,
         node=bounded(trace.node, NAME) if trace.node else None,
@@ -224,6 +225,7 @@ def _rank(rank: int, trace: Trace | None, state: RankState) -> RankEntry:
         exception=_exception(trace),
         progress=_progress(trace.progress),
         last=_last(trace),
+        memory_bytes=memory,
     )
 
 

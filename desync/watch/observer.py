@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from desync.evidence.journals import JournalFolder, RankProcess
 from desync.evidence.run_directory import JOURNALS, STACKS
@@ -21,6 +24,7 @@ from desync.watch.processes import ExitWatch
 SAMPLE_EVERY_S = 0.5
 STACK_EVERY_S = 2.0
 STACK_LIMIT_S = 1.0
+MEMORY_EVERY_S = 2.0
 
 TakeStacks = Callable[[Mapping[int, int], float, bool], TakenStacks]
 
@@ -41,6 +45,8 @@ class Observer:
         self._node = socket.gethostname()
         self._awaited: dict[int, _Awaited] = {}
         self._stack_notes: tuple[str, ...] = ()
+        self._memory: dict[int, int] = {}
+        self._next_memory = 0.0
 
     def wake_on_exit(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` (from another thread) as soon as a rank's process ends."""
@@ -70,6 +76,7 @@ class Observer:
         self.stacks.clear()
         self._awaited.clear()
         self._stack_notes = ()
+        self._memory.clear()
 
     def pulses(self) -> dict[int, Pulse]:
         """A cheap look at every rank."""
@@ -112,6 +119,9 @@ class Observer:
     def sample(self) -> None:
         """Look at the awaited ranks, if it is time to."""
         now = time.monotonic()
+        if now >= self._next_memory:
+            self._next_memory = now + MEMORY_EVERY_S
+            self._sample_memory()
         due = {rank: one for rank, one in self._awaited.items() if now >= one.next_sample}
         if not due:
             return
@@ -126,6 +136,11 @@ class Observer:
             one.next_sample = now + SAMPLE_EVERY_S
             if rank in for_stacks:
                 one.next_stack = now + STACK_EVERY_S
+
+    def _sample_memory(self) -> None:
+        for rank, pid in self.live_pids().items():
+            with contextlib.suppress(psutil.Error):
+                self._memory[rank] = int(psutil.Process(pid).memory_info().rss)
 
     def activities(self) -> dict[int, Activity]:
         """What the samples say of the awaited ranks."""
@@ -156,7 +171,7 @@ class Observer:
             seen = {stack.rank for stack in stacks}
             stacks = (*stacks, *(stack for stack in left.stacks if stack.rank not in seen))
             notes += tuple(f"rank {rank} wrote: {words}" for rank, words in sorted(left.fatal.items()))
-        return self.folder.evidence(
+        found = self.folder.evidence(
             self.job,
             activities=self.activities(),
             exits=self.exits(wanted),
@@ -167,6 +182,7 @@ class Observer:
             attempt=wanted,
             notes=notes,
         )
+        return replace(found, memory=dict(self._memory))
 
     def _left_behind(self, attempt: int | None) -> faults.FaultStacks:
         ranks = {process.pid: rank for rank, process in self._local(attempt).items()}

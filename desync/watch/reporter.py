@@ -11,6 +11,7 @@ from rich.console import Console
 
 from desync.errors import RunDirectoryError
 from desync.model import Diagnosis, Evidence
+from desync.report.annotation import annotation
 from desync.report.build import build_report
 from desync.report.json_format import replace_private, write_report
 from desync.report.model import Report, Timing
@@ -25,8 +26,9 @@ PAGE_FILE = "report.html"
 class Reporter:
     """Writes the run's report and shows it."""
 
-    def __init__(self, run_directory: Path, voice: Voice) -> None:
+    def __init__(self, run_directory: Path, voice: Voice, *, annotate: bool = False) -> None:
         self.path = run_directory / REPORT_FILE
+        self.annotate = annotate
         self.voice = voice
         self._shown: tuple[object, ...] | None = None
         self._complained = False
@@ -59,6 +61,8 @@ class Reporter:
         with contextlib.suppress(OSError):
             console = Console(file=sys.stderr, soft_wrap=False)
             render(report, console)
+            if self.annotate and (line := annotation(report)):
+                print(line, file=sys.stderr, flush=True)
         self._write_page(report)
 
     def _write_page(self, report: Report) -> Path | None:

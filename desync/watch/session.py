@@ -45,6 +45,8 @@ class Options:
     hang_after_s: float = 10.0
     kill_on_hang: bool = False
     levels: DebugLevels = field(default_factory=DebugLevels)
+    annotate: bool = False
+    """Whether findings are also written as GitHub's workflow commands."""
 
 
 def watch(options: Options, diagnose: Diagnose) -> int:
@@ -72,7 +74,7 @@ class Session:
         self.output, self.job = self._start()
         self.observer = Observer(directory, self.record.job, hang_after_ns)
         self.tail = LogTail(directory / OUTPUT_FILE, self.observer.codes.feed)
-        self.watchdog = Watchdog(self.observer, diagnose, Reporter(directory, self.voice))
+        self.watchdog = Watchdog(self.observer, diagnose, Reporter(directory, self.voice, annotate=options.annotate))
         self._killed_hung = False
         self._asked_to_end = False
 
