@@ -263,7 +263,8 @@ class TraceBuilder:
         if self._heap.damaged:
             gaps.append("a part of the journal's heap is damaged; call sites or shapes may be missing")
         if refused := self._header[Header.HEAP_REFUSED]:
-            gaps.append(f"the journal's heap was full: {refused} call sites, shapes or messages are missing")
+            why = "the journal's heap was full, or was just being written"
+            gaps.append(f"{refused} call sites, shapes or messages are missing: {why}")
         return gaps
 
     def _progress(self) -> Progress:

@@ -41,6 +41,8 @@ _RING_WORD = HEADER_BYTES // WORD
 _now = time.monotonic_ns
 _BULK = frozenset({"call", "site", "label"})
 """Kinds of entries that may be many: the last sixteenth of the heap is kept for the others."""
+MAX_CALL_BYTES = 4096
+"""Larger than nearly every entry of these kinds."""
 _SMALLEST_ENTRY = ENTRY_HEAD.size + WORD
 
 
@@ -133,6 +135,11 @@ class JournalWriter:
         self.words[Header.HEAP_USED] = used + needed
         self.words[Header.HEAP_ENTRIES] = entries + 1
         return entries + 1
+
+    @property
+    def full(self) -> bool:
+        """Whether what finds no room now will never find any."""
+        return self._bulk_bytes - self._filled[0] < MAX_CALL_BYTES
 
     def _refused(self) -> int:
         self.words[Header.HEAP_REFUSED] += 1

@@ -305,14 +305,15 @@ def make_signature(hook: Hook, operator: Operator) -> Signature:
 
 def make_intern(hook: Hook, operator: Operator) -> Callable[[dict[Any, int], Any, tuple[Any, ...]], int]:
     """The function that puts a new signature into the heap and remembers its number."""
-    write = hook.session.writer.intern
+    writer = hook.session.writer
     bare = bare_call(hook, operator)
 
     def intern(known: dict[Any, int], key: Any, parts: tuple[Any, ...]) -> int:
-        number = write("call", _payload(operator, parts), key=(operator.name, parts)) or bare
-        if len(known) < MAX_SIGNATURES:
-            known[key] = number
-        return number
+        number = writer.intern("call", _payload(operator, parts), key=(operator.name, parts))
+        # A signal handler's call in the middle of writing another finds no room, but may the next time.
+        if (number or writer.full) and len(known) < MAX_SIGNATURES:
+            known[key] = number or bare
+        return number or bare
 
     return intern
 

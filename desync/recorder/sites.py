@@ -59,7 +59,7 @@ class Sites:
         frames, codes = walk(frame)
         # -1: there is one, but no room for it; it must not be taken for another.
         number = self._writer.intern("site", frames, key=repr(frames)) or -1 if frames else 0
-        if len(self._known) < MAX_SITES:
+        if (number >= 0 or self._writer.full) and len(self._known) < MAX_SITES:
             self._known[key] = (number, codes)
         return number, codes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +75,6 @@ def test_the_healthy_run_has_everything(runs: Path) -> None:
         ("parts_of_torch", "installing the process-group hook failed on this rank: AttributeError"),
         ("parts_of_torch", "marking batches failed on this rank: ImportError"),
         ("parts_of_torch", "marking optimizer steps failed on this rank: ImportError"),
-        ("small_heap", "the journal's heap was full"),
     ],
 )
 def test_the_gap_is_named_in_the_notes(runs: Path, fault: str, note: str) -> None:
@@ -82,6 +82,12 @@ def test_the_gap_is_named_in_the_notes(runs: Path, fault: str, note: str) -> Non
         assert any(said.startswith(note) for said in trace.notes), trace.notes
         assert trace.exit is not None
         assert trace.exit.code == 4
+
+
+def test_a_full_heap_is_named_with_what_is_missing(runs: Path) -> None:
+    for trace in traces(runs, "small_heap"):
+        assert len(trace.notes) == 1
+        assert re.fullmatch(r"\d+ call sites, shapes or messages are missing: the journal's heap was full.*", trace.notes[0])
 
 
 def test_without_a_journal_the_gap_is_named_beside_it(runs: Path) -> None:
