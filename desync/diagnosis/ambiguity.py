@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from desync.diagnosis.advice import advice
-from desync.diagnosis.causes import same_call, side_causes
+from desync.diagnosis.causes import side_causes
 from desync.diagnosis.compare import differences, key
 from desync.diagnosis.frontier import Parting, divergence
 from desync.diagnosis.history import History
-from desync.diagnosis.suspect import Suspect
+from desync.diagnosis.suspect import Suspect, same_call
 from desync.diagnosis.words import called, named, place
 from desync.model import Call, Cause, Certainty, Finding, Status
 
@@ -88,6 +88,8 @@ def both_readings(parting: Parting, status: Status) -> Finding:
         for field in fields
     )
     cause = Cause.ARGUMENT_MISMATCH if fields else Cause.RANK_ONLY_COLLECTIVE
+    if parting.board.kind == "group_creation":
+        cause = Cause.GROUP_CREATION
     return Finding(
         status=status,
         cause=cause,

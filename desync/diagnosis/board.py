@@ -11,7 +11,10 @@ from desync.diagnosis.compare import Keys
 from desync.model import Evidence, Group, Kind, Operation, Trace
 
 CREATION = "calls about groups"
-"""Name of the lane that holds init_process_group, new_group and the like: all ranks make these together, too."""
+"""Name of the lane that holds the calls about groups that all ranks make together (:data:`TOGETHER`)."""
+
+TOGETHER = frozenset({"init_process_group", "new_group"})
+"""A group may be split, made locally or destroyed by its members alone; these two all ranks must call, in one order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +145,14 @@ def _lanes(trace: Trace, keys: Keys) -> Lanes:
     routes = [(call.kind, call.op, call.peer) if call.kind is Kind.P2P else (call.kind, "", None) for call in table.calls]
     growing: dict[str | Pair, _Growing] = {}
     targets: dict[tuple[int, tuple[Kind, str, int | None]], _Growing] = {}
+    left_out = 0
     for row, (call, group, seq) in enumerate(zip(table.call, table.group, table.seq, strict=True)):
         route = routes[call]
+        if route[0] is Kind.GROUP:
+            if table.calls[call].op not in TOGETHER:
+                left_out += 1
+                continue
+            seq -= left_out
         lane = targets.get((group, route))
         if lane is None:
             name = _lane_name(trace.rank, table.groups[group], route)

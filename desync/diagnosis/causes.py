@@ -11,10 +11,11 @@ from collections.abc import Callable
 from desync.diagnosis.compare import differences
 from desync.diagnosis.endings import Manner
 from desync.diagnosis.ends import explain_end
-from desync.diagnosis.progress import no_sync_forwards, pending_fetch, uneven_pass
-from desync.diagnosis.suspect import Explanation, Suspect
+from desync.diagnosis.progress import pending_fetch
+from desync.diagnosis.suspect import Explanation, Suspect, same_call
+from desync.diagnosis.turns import left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
 from desync.diagnosis.words import called, counted, named, place, seconds
-from desync.model import CallSite, Cause, Certainty, Frame, Motion, Operation, Trace
+from desync.model import Cause, Certainty, Frame, Motion, Operation
 
 Explain = Callable[[Suspect], Explanation | None]
 
@@ -50,99 +51,31 @@ def _backward_without_bucket(suspect: Suspect) -> bool:
     return suspect.at.backwards == suspect.witness_at.backwards
 
 
-def uneven_inputs(suspect: Suspect) -> Explanation | None:
-    """Its data ended before the others'."""
-    number = uneven_pass(suspect.at, suspect.witness_at)
-    if number is None:
+def group_creation(suspect: Suspect) -> Explanation | None:
+    """It made another group than the others there, or none at all."""
+    if suspect.parting.board.kind != "group_creation" or suspect.theirs.call.op != "new_group":
         return None
-    own, theirs = suspect.at.passes[number], suspect.witness_at.in_pass(number)
-    which = "" if number == 0 and len(suspect.at.passes) == 1 else f" in pass {number + 1} over its data"
+    if suspect.own is None and not suspect.gone:
+        return None
+    theirs = f"new_group({_members(suspect.theirs)}) at {place(suspect.theirs.call.site)}"
+    own = "called nothing"
+    if suspect.own is not None:
+        own = f"called {suspect.own.call.op}({_members(suspect.own)}) at {place(suspect.own.call.site)}"
     return Explanation(
-        Cause.UNEVEN_INPUTS,
-        _unless_it_comes(suspect),
-        f"ran out of data after {counted(own, 'batch')}{which}",
-        evidence=(
-            f"{named([suspect.rank])}: loader exhausted after {counted(own, 'batch')}{which}",
-            f"{named([suspect.witness.rank])}: at batch {theirs}",
-        ),
+        Cause.GROUP_CREATION,
+        Certainty.PROVEN,
+        f"{own} where the others called {theirs}",
+        evidence=(f"{named([suspect.witness.rank])} called {theirs}",),
     )
 
 
-def left_loop_early(suspect: Suspect) -> Explanation | None:
-    """It left the loop though it still had data."""
-    at, there = suspect.at, suspect.witness_at
-    behind = at.backwards < there.backwards or (at.backwards == there.backwards and at.batches < there.batches)
-    where = f", and is now at {place(suspect.own.call.site)}" if suspect.own is not None else ""
-    if not there.backwards and not there.batches:
-        return _fewer_turns(suspect, where)
-    if not behind or at.loader_exhausted or not _left_the_loop(suspect):
-        return None
-    steps = at.backwards or at.batches
-    return Explanation(
-        Cause.LEFT_LOOP_EARLY,
-        _unless_it_comes(suspect),
-        f"left its loop after {counted(steps, 'step' if at.backwards else 'batch')}{where}",
-        evidence=(
-            f"{named([suspect.rank])}: {counted(at.backwards, 'backward')}, {counted(at.batches, 'batch')}, and had more data",
-            f"{named([suspect.witness.rank])}: {counted(there.backwards, 'backward')}, {counted(there.batches, 'batch')}",
-        ),
-    )
-
-
-def _fewer_turns(suspect: Suspect, where: str) -> Explanation | None:
-    """The same of a loop that leaves no marks: the source shows the loop, and the calls in it are counted."""
-    if same_loop(suspect) is not False or not _left_the_loop(suspect):
-        return None
-    site = suspect.theirs.call.site
-    own, theirs = _calls_from(suspect.trace, site, suspect.own), _calls_from(suspect.witness, site, suspect.theirs)
-    if own + 1 > theirs:
-        return None
-    return Explanation(
-        Cause.LEFT_LOOP_EARLY,
-        Certainty.LIKELY,
-        f"came {counted(own, 'time')} to {place(site)}, one turn less than the others{where}",
-        evidence=(f"calls from {place(site)}: {own} on {named([suspect.rank])}, {theirs} on {named([suspect.witness.rank])}",),
-    )
-
-
-def _calls_from(trace: Trace, site: CallSite | None, until: Operation | None) -> int:
-    last = until.index if until is not None else len(trace.operations)
-    return sum(1 for row in trace.operations.rows(trace.rank) if row.call.site == site and row.index <= last)
-
-
-def same_loop(suspect: Suspect) -> bool | None:
-    """Whether suspect and witness are in the same loop of the same function; None where the source does not tell."""
-    if suspect.own is None or suspect.own.call.site is None or suspect.theirs.call.site is None:
-        return None
-    theirs = {(frame.file, frame.function): frame.line for frame in suspect.theirs.call.site.frames}
-    for frame in suspect.own.call.site.frames:
-        line, loops = theirs.get((frame.file, frame.function)), suspect.evidence.loops.get(frame.file)
-        if line is None or loops is None:
-            continue
-        around = [(first, last) for first, last in loops if first <= line <= last]
-        if not around:
-            continue  # the loop, if there is one, is in a caller
-        return any(first <= frame.line <= last for first, last in around)
-    return None
-
-
-def _left_the_loop(suspect: Suspect) -> bool:
-    """Whether it is now in code behind the loop: at a line where it had never been, or through to the end."""
-    site = suspect.theirs.call.site
-    looped = site is not None and site in suspect.sites(suspect.rank)
-    if suspect.own is None:
-        return suspect.gone and suspect.tidied_up and looped
-    if (inside := same_loop(suspect)) is not None:
-        return looped and not inside
-    own = suspect.own.call.site
-    rows = suspect.trace.operations.rows(suspect.rank)
-    earlier = any(row.call.site == own for row in rows if row.index < suspect.own.index)
-    return own is not None and own != site and not earlier and looped
+def _members(operation: Operation) -> str:
+    return "of all ranks" if operation.call.members is None else str(list(operation.call.members))
 
 
 def skipped_collective(suspect: Suspect) -> Explanation | None:
     """It left out what the others did there, and is at something that they do as well."""
-    no_sync = _more_no_sync(suspect)
+    no_sync = more_no_sync(suspect)
     if no_sync is not None:
         return no_sync
     if suspect.own is None or same_call(suspect):
@@ -155,19 +88,6 @@ def skipped_collective(suspect: Suspect) -> Explanation | None:
         Certainty.PROVEN,
         f"left out {called(suspect.theirs)} of {place(theirs)} and went on to {suspect.own.call.op} at {place(own)}",
         evidence=(f"{named([suspect.witness.rank])} also comes to {place(own)}; {named([suspect.rank])} came there too early",),
-    )
-
-
-def _more_no_sync(suspect: Suspect) -> Explanation | None:
-    own = no_sync_forwards(suspect.trace, suspect.own)
-    theirs = no_sync_forwards(suspect.witness, suspect.theirs)
-    if own <= theirs or suspect.theirs.call.bucket is None:
-        return None
-    return Explanation(
-        Cause.SKIPPED_COLLECTIVE,
-        _unless_it_comes(suspect),
-        f"ran {counted(own - theirs, 'forward')} more under no_sync() than the others, whose gradients it never reduced",
-        evidence=(f"forwards under no_sync: {own} on {named([suspect.rank])}, {theirs} on {named([suspect.witness.rank])}",),
     )
 
 
@@ -209,20 +129,6 @@ def same_call_other_arguments(suspect: Suspect) -> Explanation | None:
     return argument_mismatch(suspect) if same_call(suspect) else None
 
 
-def same_call(suspect: Suspect) -> bool:
-    """Whether suspect and witness are at the same call: same operation, same bucket, same line."""
-    own, theirs = suspect.own, suspect.theirs
-    if own is None or own.call.op != theirs.call.op or own.call.bucket != theirs.call.bucket:
-        return False
-    return own.call.site == theirs.call.site or _same_line(suspect)
-
-
-def _same_line(suspect: Suspect) -> bool:
-    own = suspect.own.call.site if suspect.own is not None else None
-    theirs = suspect.theirs.call.site
-    return own is not None and theirs is not None and own.innermost == theirs.innermost
-
-
 def exited_early(suspect: Suspect) -> Explanation | None:
     """It ended of its own will while the others go on."""
     ending = suspect.ending
@@ -256,6 +162,9 @@ def stalled_rank(suspect: Suspect) -> Explanation | None:
     if not suspect.can_come or not is_frozen(suspect):
         return None
     what = f"is stuck outside any collective ({_doing(suspect)})"
+    if suspect.theirs.call.op == "init_process_group":
+        what = f"has not reached init_process_group ({_doing(suspect)})"
+        return Explanation(Cause.RENDEZVOUS, Certainty.LIKELY, what, evidence=(_motion(suspect),))
     return Explanation(Cause.STALLED_RANK, Certainty.LIKELY, what, evidence=(_motion(suspect),))
 
 
@@ -271,11 +180,6 @@ def waited_long(suspect: Suspect) -> bool:
     """Whether the others have waited for as long as the user grants."""
     came, now = suspect.parting.time, suspect.evidence.observed_at
     return came is not None and now is not None and now - came >= suspect.evidence.hang_after_ns
-
-
-def _unless_it_comes(suspect: Suspect) -> Certainty:
-    """Proven where it cannot come any more, likely where it still could."""
-    return Certainty.LIKELY if suspect.can_come else Certainty.PROVEN
 
 
 def _doing(suspect: Suspect) -> str:
@@ -317,9 +221,12 @@ def user_frame(frames: tuple[Frame, ...]) -> Frame:
 
 CAUSES: tuple[Explain, ...] = (
     own_end,
+    group_creation,
     unused_parameters,
     uneven_inputs,
     same_call_other_arguments,
+    skipped_backward,
+    once_more,
     left_loop_early,
     skipped_collective,
     rank_only_collective,

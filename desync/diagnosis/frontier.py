@@ -155,8 +155,14 @@ def all_partings(board: Board) -> list[Parting]:
     """The partings of all groups at which something is wrong or somebody waits, earliest first."""
     tokens = Tokens()
     found = [parting for group in board.groups if (parting := part(group)) is not None]
-    kept = [retreat(parting, tokens) for parting in found if parting.mismatch or parting.waits]
+    kept = [retreat(parting, tokens) for parting in found if parting.mismatch or parting.waits or _never_made(parting)]
     return sorted(kept, key=lambda parting: parting.time or 0)
+
+
+def _never_made(parting: Parting) -> bool:
+    """Whether a rank has ended without making a group that the others made: nobody waits for it on gloo."""
+    ended = [parting.board.lanes[rank].trace for rank in parting.absent]
+    return parting.board.kind == "group_creation" and any(trace.exit is not None and trace.failure is None for trace in ended)
 
 
 def retreat(parting: Parting, tokens: Tokens) -> Parting:

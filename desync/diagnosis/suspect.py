@@ -99,3 +99,22 @@ class Explanation:
     advice: str | None = None
     """Where the cause's usual advice does not fit."""
     time: int | None = None
+
+
+def same_call(suspect: Suspect) -> bool:
+    """Whether suspect and witness are at the same call: same operation, same bucket, same line."""
+    own, theirs = suspect.own, suspect.theirs
+    if own is None or own.call.op != theirs.call.op or own.call.bucket != theirs.call.bucket:
+        return False
+    return own.call.site == theirs.call.site or _same_line(suspect)
+
+
+def _same_line(suspect: Suspect) -> bool:
+    own = suspect.own.call.site if suspect.own is not None else None
+    theirs = suspect.theirs.call.site
+    return own is not None and theirs is not None and own.innermost == theirs.innermost
+
+
+def unless_it_comes(suspect: Suspect) -> Certainty:
+    """Proven where it cannot come any more, likely where it still could."""
+    return Certainty.LIKELY if suspect.can_come else Certainty.PROVEN

@@ -117,7 +117,7 @@ class Case:
                     parting, self.history, lambda side: [self._suspect(parting, rank, side) for rank in side]
                 )
             yield from (self._suspect(parting, rank, odd) for rank in odd)
-        if parting.waits:
+        if parting.waits or parting.board.kind == "group_creation":
             absent = [rank for rank in parting.absent if not self._held_elsewhere(rank, parting)]
             yield from (self._suspect(parting, rank, parting.absent) for rank in absent)
 
@@ -152,7 +152,16 @@ class Case:
         """Whether an absent rank waits itself, for others: then it is a victim, and what holds it is explained instead."""
         if rank in self.ends and not self.ends[rank].victim:
             return False
-        return any(parting is not here for parting in self.held(rank))
+        return self._inside(rank) or any(parting is not here for parting in self.held(rank))
+
+    def _inside(self, rank: int) -> bool:
+        """Whether the last that a rank did was to enter an operation that keeps it until it is over."""
+        trace = self.board.traces[rank]
+        if not len(trace.operations):
+            return False
+        newest = trace.operations.row(rank, -1)
+        blocks = newest.call.kind is Kind.P2P or newest.call.is_async is False
+        return newest.pending and blocks and not any(mark.after > number_of(trace, newest) - 1 for mark in trace.marks)
 
     def held(self, rank: int) -> tuple[Parting, ...]:
         """The partings (and operations that all ranks are in) that hold a rank up."""

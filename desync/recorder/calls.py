@@ -83,7 +83,9 @@ class GroupCalls:
 
         @functools.wraps(original)
         def call(*arguments: Any, **options: Any) -> Any:
-            serial = self.entered(op, members or _members(op, arguments, options))
+            # A group that its members make among themselves is no matter of the other ranks.
+            said = "new_local_group" if options.get("use_local_synchronization") else op
+            serial = self.entered(said, members or _members(op, arguments, options))
             try:
                 result = original(*arguments, **options)
             except BaseException:
