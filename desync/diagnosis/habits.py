@@ -16,6 +16,9 @@ MAX_ROWS = 20_000
 LEAST = 6
 """So many operations in a row have to be the same to be called a repetition."""
 REACH = 256
+PAST = 100
+"""With fewer operations than this known there are no habits to speak of."""
+MAX_PLACES = 64
 CLEAR = 2.0
 """How much further back the others' habits have to hold than the one's that is blamed."""
 
@@ -57,38 +60,40 @@ def _tokens(trace: Trace) -> tuple[array[int], int]:
 def newest_break(trace: Trace) -> Break | None:
     """The newest break with a rank's habits; None if all that is known repeats itself, or too little is known."""
     tokens, start = _tokens(trace)
-    length, earlier = _longest_repeated_end(tokens)
+    if len(tokens) < PAST:
+        return None
+    length, places = _longest_repeated_end(tokens)
     first = len(tokens) - length
-    if not length and len(tokens) > LEAST:
+    if not length:
         operation = trace.operations.row(trace.rank, -1)  # its newest was never done before
         return Break(trace.rank, 0, Change.PUT_IN, operation, operation.seq)
-    if first < 2 or earlier < 2:  # all that is known repeats itself: no break
+    if first < 2 or min(places) < 2:  # all that is known repeats itself
         return None
-    change, row = _change(tokens, first, earlier)
+    change, row, usual = max((_change(tokens, first, place) for place in places), key=lambda found: found[3])[:3]
     operation = trace.operations.row(trace.rank, start + row)
     seq = _next_seq(trace, operation, start + first) if change is Change.LEFT_OUT else operation.seq
-    if change is Change.REPLACED:
-        usual = trace.operations.row(trace.rank, start + earlier - 1)
-        change = Change.OTHER_ARGUMENTS if usual.call.op == operation.call.op else change
+    if change is Change.REPLACED and trace.operations.row(trace.rank, start + usual).call.op == operation.call.op:
+        change = Change.OTHER_ARGUMENTS
     return Break(trace.rank, length, change, operation, seq)
 
 
 def expected_next(trace: Trace) -> Operation | None:
     """What the rank did the last time that it had done what it did now; None if it has no past to tell."""
     tokens, start = _tokens(trace)
-    length, earlier = _longest_repeated_end(tokens)
-    after = earlier + length
-    return trace.operations.row(trace.rank, start + after) if length >= LEAST and after < len(tokens) else None
+    length, places = _longest_repeated_end(tokens)
+    if length < LEAST:
+        return None
+    return trace.operations.row(trace.rank, start + max(places) + length)
 
 
-def _longest_repeated_end(tokens: array[int]) -> tuple[int, int]:
-    """Length of the longest end of a sequence that occurs in it before, and where that earlier occurrence begins.
+def _longest_repeated_end(tokens: array[int]) -> tuple[int, list[int]]:
+    """Length of the longest end of a sequence that occurs in it before, and where earlier occurrences begin, newest first.
 
-    The Z-function of the reversed sequence: linear time.  Of several equally long ones the newest counts.
+    The Z-function of the reversed sequence: linear time.
     """
     text = tokens[::-1]
     size = len(text)
-    best, place = 0, 0
+    best, places = 0, [0]
     z = array("q", bytes(8 * size))
     left = right = 0
     for index in range(1, size):
@@ -99,12 +104,17 @@ def _longest_repeated_end(tokens: array[int]) -> tuple[int, int]:
         if index + reach > right:
             left, right = index, index + reach
         if reach > best:
-            best, place = reach, index
-    return best, size - place - best
+            best, places = reach, []
+        if reach == best and len(places) < MAX_PLACES:
+            places.append(size - index - reach)
+    return best, places
 
 
-def _change(tokens: array[int], first: int, earlier: int) -> tuple[Change, int]:
-    """What happened before the repeated end, and the row that it is about: what lets most of the time before agree again."""
+def _change(tokens: array[int], first: int, earlier: int) -> tuple[Change, int, int, int]:
+    """What happened before the repeated end: that which lets most of the time before agree again.
+
+    Returns it with the row that it is about, the row of what is usually there, and how many operations agree then.
+    """
     swapped = tokens[first - 1] == tokens[earlier - 2] and tokens[first - 2] == tokens[earlier - 1]
     kept = {
         Change.SWAPPED: _agree_before(tokens, first - 2, earlier - 2) if swapped else 0,
@@ -113,9 +123,10 @@ def _change(tokens: array[int], first: int, earlier: int) -> tuple[Change, int]:
         Change.REPLACED: _agree_before(tokens, first - 1, earlier - 1),
     }
     change = max(kept, key=lambda each: kept[each])
-    if kept[change] < LEAST:
-        return Change.PUT_IN if tokens.count(tokens[first - 1]) == 1 else Change.OTHER, first - 1
-    return change, earlier - 1 if change is Change.LEFT_OUT else first - 1
+    agreed = kept[change]
+    if agreed < LEAST:
+        change = Change.PUT_IN if tokens.count(tokens[first - 1]) == 1 else Change.OTHER
+    return change, earlier - 1 if change is Change.LEFT_OUT else first - 1, earlier - 1, agreed
 
 
 def _agree_before(tokens: array[int], one: int, other: int) -> int:
