@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -48,6 +49,63 @@ def test_json_is_the_report(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
     assert call(run_dir, "--format", "json") == 0
 
     assert from_json(capsys.readouterr().out) == samples.uneven_inputs().report()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "begins"),
+    [
+        ("html", "<!DOCTYPE html>"),
+        ("markdown", "**HANG** · `uneven_inputs` · rank 2"),
+        ("ddp", "No DistributedDataParallel module was recorded."),
+    ],
+)
+def test_other_formats(chosen: str, begins: str, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(run_dir, "--format", chosen) == 0
+
+    assert capsys.readouterr().out.startswith(begins)
+
+
+def test_markdown_is_private_unless_asked_in_full(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = samples.killed().report()
+    write_report(report, run_dir / "report.json")
+
+    call(run_dir, "--format", "markdown")
+    private = capsys.readouterr().out
+    call(run_dir, "--format", "markdown", "--full")
+
+    assert "gpu-2" not in private
+    assert "gpu-2" in capsys.readouterr().out
+
+
+def test_the_timeline_needs_the_journals(run_dir: Path) -> None:
+    with pytest.raises(ReportError, match="needs the journals"):
+        call(run_dir, "--format", "timeline")
+
+
+def test_open_makes_the_page_and_shows_it(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "journals").mkdir()
+    page = run_dir / "report.html"
+    page.write_text("old")
+
+    with mock.patch("webbrowser.open", return_value=True) as browser:
+        assert call(run_dir, "--open") == 0
+    with mock.patch("webbrowser.open", return_value=False), pytest.raises(UsageError, match=r"no browser.*report\.html"):
+        call(run_dir, "--open")
+
+    browser.assert_called_once_with(page.resolve().as_uri())
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert capsys.readouterr().out == f"{page.resolve()}\n"
+
+
+def test_open_leaves_a_file_of_the_users_alone(run_dir: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "report.json"
+    copy.write_bytes((run_dir / "report.json").read_bytes())
+    (tmp_path / "report.html").write_text("mine")
+
+    with pytest.raises(UsageError, match="exists already"):
+        call(copy, "--open")
+
+    assert (tmp_path / "report.html").read_text() == "mine"
 
 
 def test_check_tells_a_finding_from_none(run_dir: Path, tmp_path: Path) -> None:

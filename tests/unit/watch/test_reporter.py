@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import argparse
+import stat
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from desync.cli import watch as command
+from desync.report.json_format import from_json
+from desync.watch.reporter import Reporter
+from desync.watch.status_line import Voice
+from tests.unit.report import report_samples as samples
+
+
+@pytest.fixture
+def reporter(tmp_path: Path) -> Reporter:
+    return Reporter(tmp_path, Voice(status_line=False), annotate=True)
+
+
+def test_every_run_leaves_a_page_beside_its_report(reporter: Reporter, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = samples.healthy()
+
+    report = reporter.write(sample.evidence, sample.diagnosis, sample.timing)
+    reporter.close(report)
+
+    page = reporter.path.with_name("report.html")
+    assert "Nothing is wrong" in page.read_text(encoding="utf-8")
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert str(page) in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_finding_is_annotated_once_and_nothing_is_where_nobody_asked(
+    reporter: Reporter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = samples.uneven_inputs().report()
+
+    reporter.show(report)
+    reporter.show(report)
+    asked = capsys.readouterr().err
+    reporter.show(samples.healthy().report())
+    reporter.annotate = False
+    reporter.show(replace(report, job=replace(report.job, attempt=1)))
+    not_asked = capsys.readouterr().err
+
+    assert [line[:8] for line in asked.splitlines() if line.startswith("::")] == ["::error "]
+    assert "HANG" in not_asked
+    assert "::" not in not_asked
+
+
+def test_a_page_that_cannot_be_made_costs_nothing_else(reporter: Reporter, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = samples.uneven_inputs()
+
+    with mock.patch("desync.report.html.render_html", side_effect=RuntimeError("no template")):
+        report = reporter.write(sample.evidence, sample.diagnosis, sample.timing)
+        reporter.show(report)
+        reporter.close(report)
+
+    said = capsys.readouterr().err
+    assert "report.html cannot be written: no template" in said
+    assert said.splitlines()[-1].endswith(str(reporter.path))
+    assert from_json(reporter.path.read_text(encoding="utf-8")) == report
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "annotated"),
+    [
+        ([], {}, False),
+        ([], {"CI": "true"}, True),
+        ([], {"GITHUB_ACTIONS": "true"}, True),
+        ([], {"CI": "false"}, False),
+        (["--annotate"], {}, True),
+        (["--no-annotate"], {"CI": "1"}, False),
+    ],
+)
+def test_annotations_are_for_ci_unless_told_otherwise(
+    arguments: list[str], variables: dict[str, str], annotated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CI", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+
+    with mock.patch("desync.watch.session.watch", return_value=0) as started:
+        command.run(parser.parse_args([*arguments, "true"]))
+
+    assert started.call_args.args[0].annotate == annotated
