@@ -118,6 +118,7 @@ PENDING: tuple[Scenario, ...] = (
         cause=Cause.TEARDOWN,
         culprits=(1,),
         call_site="lines.get()",
+        timeout_s=60,
     ),
     Scenario(
         name="missing_at_start",
