@@ -76,6 +76,9 @@ def _gone(trace: Trace, held: Mark | None) -> Ending:
             # An exception turned into an exit status by the program, mp.spawn for one.
             return Ending(trace.rank, Manner.RAISED, held.time, held, code=code, victim=is_communication_error(held.failure))
         return Ending(trace.rank, Manner.EXITED, trace.exit.time, code=code, signal=number)
+    if held is not None and held.failure is not None and number == signal.SIGTERM and _still_held(trace, held):
+        # The launcher ended it while it sat in its ``finally`` block.
+        return Ending(trace.rank, Manner.HOLDING, held.time, held, victim=is_communication_error(held.failure))
     if number is None and code is not None:
         return Ending(trace.rank, Manner.EXITED, trace.exit.time, code=code)
     return Ending(trace.rank, Manner.KILLED, trace.exit.time, signal=number, code=code, victim=number == signal.SIGTERM)

@@ -14,17 +14,14 @@ from desync.diagnosis.words import called, named, place
 from desync.model import Cause, Certainty, Evidence, Finding, Status
 
 
-def other_ends(ends: Mapping[int, Ending], explained: set[int], anything_before: bool) -> list[Finding]:
+def other_ends(ends: Mapping[int, Ending], explained: set[int]) -> list[Finding]:
     """Ranks that raised, were killed or left with a status although nobody was seen waiting for them."""
     by_reason: dict[tuple[Cause, str], list[tuple[Ending, Explanation]]] = {}
     for rank, ending in ends.items():
         explanation = explain_end(ending) or _left_with_status(ending)
         if explanation is not None and rank not in explained:
             by_reason.setdefault((explanation.cause, explanation.what), []).append((ending, explanation))
-    findings = [_ended(same) for same in by_reason.values()]
-    if not findings and not anything_before and (victims := [end for end in ends.values() if end.victim]):
-        findings.append(_only_victims(victims))
-    return findings
+    return [_ended(same) for same in by_reason.values()]
 
 
 def _left_with_status(ending: Ending) -> Explanation | None:
@@ -49,7 +46,13 @@ def _ended(same: list[tuple[Ending, Explanation]]) -> Finding:
     )
 
 
-def _only_victims(victims: list[Ending]) -> Finding:
+def only_victims(ends: Mapping[int, Ending]) -> list[Finding]:
+    """Errors of communication and nothing that began them."""
+    victims = [end for end in ends.values() if end.victim]
+    return [_victims(victims)] if victims else []
+
+
+def _victims(victims: list[Ending]) -> Finding:
     ranks = [ending.rank for ending in victims]
     errors = [f"{named([end.rank])}: {end.error.type}" for end in victims if end.error is not None]
     return Finding(

@@ -132,7 +132,8 @@ def once_more(suspect: Suspect) -> Explanation | None:
         return None
     turned = (MarkKind.FETCH, MarkKind.FORWARD, MarkKind.BACKWARD, MarkKind.STEP)
     since = number_of(suspect.trace, before)
-    if not suspect.at.batches or any(mark.after >= since and mark.kind in turned for mark in suspect.trace.marks):
+    known = suspect.at.batches or suspect.at.backwards
+    if not known or any(mark.after >= since and mark.kind in turned for mark in suspect.trace.marks):
         return None
     return Explanation(
         Cause.RANK_ONLY_COLLECTIVE,

@@ -86,11 +86,13 @@ class Case:
                 explained.update(parting.came)
                 if not faults:
                     findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
-        findings += rest.other_ends(self.ends, explained, bool(findings))
+        findings += rest.other_ends(self.ends, explained)
         if not awaiting:
             findings += self._cycles(findings)
         if not findings and not awaiting:
             findings += rest.nobody_is_wrong(self.board, self.ends, self.partings)
+        if not findings:
+            findings += rest.only_victims(self.ends)
         return _ordered(findings), {rank: ranks for rank, ranks in awaiting.items() if rank not in explained}
 
     def _faults(self, parting: Parting, awaiting: dict[int, tuple[int, ...]]) -> list[Fault]:
@@ -216,7 +218,8 @@ class Case:
     def status(self, parting: Parting, culprits: tuple[int, ...]) -> Status:
         """Crash if a rank's end is the fault (or came of it), hang if somebody waits, mismatch if nothing stopped them."""
         ended = (Manner.EXITED, Manner.RAISED, Manner.KILLED)
-        if any(rank in self.ends and self.ends[rank].manner in ended and not parting.mismatch for rank in culprits):
+        gone = any(rank in self.ends and self.ends[rank].manner in ended for rank in culprits)
+        if gone and parting.waits and not parting.mismatch:
             return Status.CRASH
         if parting.mismatch and self._ended_by(parting):
             return Status.CRASH
