@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from desync.model import Diagnosis, Divergence, Evidence, Finding, Operation, OperationState, Status, Trace
+from desync.model import Cause, Diagnosis, Divergence, Evidence, Finding, Operation, OperationState, Status, Trace
 
 _WORTH = frozenset({Status.HANG, Status.CRASH, Status.MISMATCH, Status.DRIFT})
 
@@ -60,7 +60,8 @@ def joined(live: Diagnosis, final: Diagnosis) -> Diagnosis:
         return final
     kept = list(live.findings)
     for finding in final.findings:
-        if not any(_same(known, finding) for known in live.findings):
+        # What is not understood at the end is the end itself: a launcher that cleared up, time-outs.
+        if finding.cause is not Cause.UNKNOWN and not any(_same(known, finding) for known in live.findings):
             kept.append(replace(finding, follows_from=0))
     return Diagnosis(tuple(kept), live.status, final.states, tuple(dict.fromkeys((*live.notes, *final.notes))), final.awaiting)
 

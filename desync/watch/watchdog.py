@@ -167,16 +167,26 @@ class Watchdog:
         if attempt is not None and attempt != self._attempt:
             self._turn_to(attempt)
         self._close(attempt)
-        chosen = next((outcome for outcome in reversed(self._closed) if outcome.diagnosis.findings), self._closed[-1])
-        if chosen is not self._closed[-1]:
-            last = self._closed[-1].evidence.job.attempt
-            self._note(f"attempt {last} shows no fault; this is the report of attempt {chosen.evidence.job.attempt}")
+        chosen = self._chosen()
         job = replace(self.observer.job, attempt=chosen.evidence.job.attempt)
         merged = replace(chosen.evidence.job, ended=job.ended, exit_code=job.exit_code)
         report = self._write(replace(chosen, evidence=replace(chosen.evidence, job=merged)))
         if report.verdict.status is not Status.HEALTHY:
             self.reporter.show(report)
         return report
+
+    def _chosen(self) -> Outcome:
+        """The attempt that the report is of: the last one with a fault, unless the job recovered from it and ended well."""
+        last = self._closed[-1]
+        failed = next((outcome for outcome in reversed(self._closed) if outcome.diagnosis.findings), last)
+        if failed is last:
+            return last
+        number, fault = failed.evidence.job.attempt, failed.diagnosis.findings[0]
+        if self.observer.job.exit_code == 0:
+            self._note(f"attempt {number} failed and was restarted ({fault.cause.value}: {fault.summary})")
+            return last
+        self._note(f"attempt {last.evidence.job.attempt} shows no fault; this is the report of attempt {number}")
+        return failed
 
     def _close(self, attempt: int | None) -> None:
         """Judge an attempt that is over."""

@@ -159,13 +159,13 @@ def test_a_rank_that_is_killed_is_named_with_its_signal_while_its_launcher_notic
     assert any(stack["ranks"] == [0] for stack in watched.report["stacks"])
 
 
-def test_of_an_elastic_job_the_attempt_with_the_fault_is_reported(tmp_path: Path) -> None:
+def test_an_elastic_job_that_recovers_is_healthy_and_its_failed_attempt_is_said(tmp_path: Path) -> None:
     with watching(tmp_path, *play("restarted")) as watched:
         assert watched.wait() == 0
     report = watched.report
-    assert (report["job"]["attempt"], report["job"]["exit_code"]) == (0, 0)
-    assert (report["verdict"]["status"], report["verdict"]["culprit_ranks"]) == ("crash", [1])
-    assert any("attempt 1 shows no fault" in note for note in report["notes"])
+    assert (report["job"]["attempt"], report["job"]["exit_code"]) == (1, 0)
+    assert (report["verdict"]["status"], report["verdict"]["culprit_ranks"]) == ("healthy", [])
+    assert any("attempt 0 failed and was restarted" in note and "ank 1" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize(
