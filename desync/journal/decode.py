@@ -222,15 +222,6 @@ class TraceBuilder:
         held = min(newest, self._header[Header.SLOTS])
         return max(0, held - len(self._records))
 
-    @property
-    def wants_more(self) -> bool:
-        """Whether some record refers to a heap entry that has not been read."""
-        known = len(self._heap)
-        return any(
-            max(record[Field.CALL], record[Field.SITE], record[Field.GROUP], record[Field.BUCKET]) >= known
-            for record in self._records
-        )
-
     def build(self, torn: int) -> Trace:
         """The trace."""
         header = self._header

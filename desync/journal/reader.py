@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import stat
 import sys
 import zlib
 from array import array
@@ -62,11 +63,16 @@ class JournalReader:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if not HEADER_BYTES <= size <= MAX_FILE_BYTES:
-                    raise _refused(path, f"has {size} bytes")
-                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            # Opening a pipe would wait for a writer.
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(handle)
+                size = status.st_size
+                if not stat.S_ISREG(status.st_mode) or not HEADER_BYTES <= size <= MAX_FILE_BYTES:
+                    raise _refused(path, f"is no file or has {size} bytes")
+                self._map = mmap.mmap(handle, size, access=mmap.ACCESS_READ)
+            finally:
+                os.close(handle)
         except (OSError, ValueError) as error:
             raise _refused(path, f"cannot be read ({error})") from error
         self._header = array("q", self._map[:HEADER_BYTES])
@@ -161,17 +167,15 @@ class JournalReader:
 
     def trace(self, node: str | None = None) -> Trace | None:
         """All that the journal says now; None while its rank is not known."""
-        header = array("q", self._map[:HEADER_BYTES])
-        if header[Header.RANK] <= 0:
+        if self._word(Header.RANK) <= 0:
             return None
-        self._read_heap(header)
-        # The ring is copied in one piece before it is looked at: the rank may go on writing.
-        ring = array("q", self._map[HEADER_BYTES : self._heap_at])
+        # Copied in one piece before anything is looked at: the rank may go on writing.  What records refer to is in the heap
+        # before them, so that it is read after them.
+        words = array("q", self.content())
+        self._read_heap(array("q", self._map[:HEADER_BYTES]))
+        header, ring = words[: HEADER_BYTES // WORD], words[HEADER_BYTES // WORD :]
         builder = TraceBuilder(header, self._heap, self.wall, node)
         torn = builder.add_records(_records(ring, self.slots, header[Header.RECORDS]))
-        # A record may refer to an entry that came after the heap was read.
-        if builder.wants_more:
-            self._read_heap(array("q", self._map[:HEADER_BYTES]))
         return builder.build(torn)
 
     def info(self) -> dict[str, Any]:
