@@ -28,6 +28,7 @@ RECORD_BYTES = RECORD_WORDS * WORD
 RECORD = struct.Struct("@16q")
 
 DEFAULT_SLOTS = 16384
+MAX_SLOTS = 1 << 22
 DEFAULT_HEAP_BYTES = 4 * 1024 * 1024
 ENTRY_HEAD = struct.Struct("@qq")
 """Before each entry of the heap: its length in bytes (0 while it is not complete) and the CRC-32 of its bytes."""

@@ -25,6 +25,7 @@ from desync.journal.layout import (
     HEADER_BYTES,
     MAGIC,
     MAX_ENTRY_BYTES,
+    MAX_SLOTS,
     RECORD_WORDS,
     VERSION,
     WORD,
@@ -37,7 +38,6 @@ from desync.journal.layout import (
 from desync.model import Call, Trace
 
 MAX_FILE_BYTES = 1 << 30
-MAX_SLOTS = 1 << 22
 MAX_TIME = (1 << 63) - 1
 
 

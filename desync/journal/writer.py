@@ -25,6 +25,7 @@ from desync.journal.layout import (
     HEADER_BYTES,
     MAGIC,
     MAX_ENTRY_BYTES,
+    MAX_SLOTS,
     RECORD,
     RECORD_BYTES,
     RECORD_WORDS,
@@ -49,13 +50,16 @@ _SMALLEST_ENTRY = ENTRY_HEAD.size + WORD
 class JournalWriter:
     """One rank's journal, open for writing.
 
-    Raises ``OSError`` from the constructor if the file cannot be made or its room cannot be reserved; after that no method
-    raises for lack of room: an entry that does not fit gets number 0 ("not recorded") and is counted.
+    The constructor raises ``OSError`` if the file cannot be made or its room cannot be reserved, and ``ValueError`` for sizes
+    that no journal can have.  After that no method raises for lack of room: an entry that does not fit gets number 0 ("not
+    recorded") and is counted.
     """
 
     def __init__(
         self, path: str, *, attempt: int = 0, slots: int = DEFAULT_SLOTS, heap_bytes: int = DEFAULT_HEAP_BYTES
     ) -> None:
+        if not 0 < slots <= MAX_SLOTS or heap_bytes < 0:
+            raise ValueError(f"a journal cannot have {slots} slots and {heap_bytes} bytes of heap")
         self.path = path
         self.slots = slots
         size = file_bytes(slots, heap_bytes)
