@@ -30,7 +30,7 @@ def group(writer: JournalWriter, name: str = "default_pg") -> int:
 
 
 def site(writer: JournalWriter, line: int = 7) -> int:
-    return writer.intern("site", [["step", "/home/me/train.py", line], ["main", "/home/me/train.py", 90]], key=line)
+    return writer.intern("site", [["step", "/home/ada/train.py", line], ["main", "/home/ada/train.py", 90]], key=line)
 
 
 def enter(writer: JournalWriter, seq: int = 1, *, call_number: int | None = None, flags: int = OPERATION, peer: int = 0) -> int:

@@ -40,7 +40,7 @@ def walk_through(*files: str) -> tuple[list[tuple[str, str, int]], tuple[CodeTyp
 @pytest.mark.parametrize(
     ("file", "origin"),
     [
-        ("/home/me/train.py", "user"),
+        ("/home/ada/train.py", "user"),
         ("<string>", "user"),
         ("<ipython-input-1-abc>", "user"),
         (f"{SITE_PACKAGES}/lightning/trainer.py", "installed"),
@@ -52,7 +52,7 @@ def walk_through(*files: str) -> tuple[list[tuple[str, str, int]], tuple[CodeTyp
         ("<frozen importlib._bootstrap>", "machinery"),
         ("<eval_with_key>.7", "machinery"),
         ("", "machinery"),
-        ("/tmp/torchinductor_me/ab/cabc.py", "machinery"),
+        ("/tmp/torchinductor_ada/ab/cabc.py", "machinery"),
         ("/scratch/inductor/ab/cabc.py", "machinery"),
     ],
 )
@@ -78,9 +78,9 @@ def test_the_table_of_files_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_users_frames_are_those_outside_of_torch_and_other_packages() -> None:
     torch_file, package = f"{SITE_PACKAGES}/torch/x.py", f"{SITE_PACKAGES}/lightning/x.py"
-    frames, codes = walk_through("/home/me/main.py", package, "/home/me/model.py", torch_file)
-    mine = [frame for frame in frames if frame[1].startswith("/home/me")]
-    assert mine == [("step", "/home/me/model.py", 2), ("step", "/home/me/main.py", 2)]
+    frames, codes = walk_through("/home/ada/main.py", package, "/home/ada/model.py", torch_file)
+    mine = [frame for frame in frames if frame[1].startswith("/home/ada")]
+    assert mine == [("step", "/home/ada/model.py", 2), ("step", "/home/ada/main.py", 2)]
     assert package not in {file for _, file, _ in frames}
     assert len(codes) >= 4
 
@@ -110,7 +110,7 @@ def test_a_site_without_room_is_not_taken_for_none(tmp_path: Path) -> None:
 def test_stacks_beyond_the_limit_are_found_but_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sites, "MAX_SITES", 2)
     known = Sites(JournalWriter(str(tmp_path / "j"), slots=4, heap_bytes=1 << 20))
-    functions = [run_in(f"/home/me/{n}.py", "def f(): return here(1)", here=known.here)["f"] for n in range(5)]
+    functions = [run_in(f"/home/ada/{n}.py", "def f(): return here(1)", here=known.here)["f"] for n in range(5)]
     assert len({function() for function in functions}) == 5
     assert len(known._known) == 2
 
@@ -124,17 +124,17 @@ def raised(function: Any) -> Exception:
 
 
 def test_an_exceptions_site_is_the_line_that_raised_not_the_one_that_handles() -> None:
-    user = run_in("/home/me/train.py", "def step():\n  x = 1\n  return outer()", outer=lambda: outer())
+    user = run_in("/home/ada/train.py", "def step():\n  x = 1\n  return outer()", outer=lambda: outer())
     outer = run_in(f"{SITE_PACKAGES}/torch/x.py", "def outer(): raise ValueError")["outer"]
     error = raised(user["step"])
-    assert users_frames(error.__traceback__)[1] == ("step", "/home/me/train.py", 3)
-    assert users_frames(None)[:1] != [("step", "/home/me/train.py", 3)]
+    assert users_frames(error.__traceback__)[1] == ("step", "/home/ada/train.py", 3)
+    assert users_frames(None)[:1] != [("step", "/home/ada/train.py", 3)]
 
 
 def test_an_exception_of_the_recorder_is_told_from_one_that_a_handler_raised() -> None:
     ours = run_in(sites.__file__, "def record(): return callback()", callback=lambda: json_fails())
     json_fails = run_in(threading_file, "def fails(): raise ValueError")["fails"]
-    handler = run_in("/home/me/train.py", "def handler(): raise TimeoutError")["handler"]
+    handler = run_in("/home/ada/train.py", "def handler(): raise TimeoutError")["handler"]
     inner = run_in(sites.__file__, "def record(): return handler()", handler=handler)["record"]
     trace = raised(inner).__traceback__
     assert trace is not None
@@ -155,4 +155,4 @@ def test_functions_have_their_qualified_names_where_python_knows_them() -> None:
     name = sites.function_name(Model().forward().f_code)
     assert name.endswith("Model.forward" if sys.version_info >= (3, 11) else "forward")
     assert sites.is_recorders(walk.__code__)
-    assert not sites.is_recorders(SimpleNamespace(co_filename="/home/me/train.py"))  # type: ignore[arg-type]  # enough of one
+    assert not sites.is_recorders(SimpleNamespace(co_filename="/home/ada/train.py"))  # type: ignore[arg-type]  # enough of one
