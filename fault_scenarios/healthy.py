@@ -117,4 +117,14 @@ HEALTHY = (
         cause=Cause.NONE,
         exit_status=0,
     ),
+    Scenario(
+        name="healthy_restart",
+        program="healthy_restart.py",
+        shows="a rank raises in the first attempt, the second goes well",
+        world_size=2,
+        launch=("--max-restarts", "1"),
+        status=Status.HEALTHY,
+        cause=Cause.NONE,
+        exit_status=0,
+    ),
 )

@@ -9,36 +9,6 @@ from fault_scenarios.scenario import OutsideAction, Scenario
 
 PENDING: tuple[Scenario, ...] = (
     Scenario(
-        name="early_stop_epoch",
-        program="early_stop_epoch.py",
-        shows="a rank stops after an epoch, because of its own validation loss",
-        world_size=3,
-        status=Status.HANG,
-        cause=Cause.LEFT_LOOP_EARLY,
-        culprits=(1,),
-        call_site="dist.barrier()",
-    ),
-    Scenario(
-        name="loss_keys",
-        program="loss_keys.py",
-        shows="a rank has a loss to log that the others do not have",
-        world_size=4,
-        status=Status.HANG,
-        cause=Cause.RANK_ONLY_COLLECTIVE,
-        culprits=(2,),
-        call_site="dist.all_gather(parts, loss.detach())",
-    ),
-    Scenario(
-        name="skipped_batch",
-        program="skipped_batch.py",
-        shows="a rank skips a batch whose loss is not finite, and with it a backward",
-        world_size=3,
-        status=Status.HANG,
-        cause=Cause.SKIPPED_COLLECTIVE,
-        culprits=(1,),
-        call_site="dist.barrier()",
-    ),
-    Scenario(
         name="exit_in_the_middle",
         program="exit_in_the_middle.py",
         shows="a rank ends with status 0 in the middle of training",
@@ -80,16 +50,6 @@ PENDING: tuple[Scenario, ...] = (
         call_site="return dist.all_reduce(values",
     ),
     Scenario(
-        name="group_branch",
-        program="group_branch.py",
-        shows="a group is created only by its members",
-        world_size=3,
-        status=Status.MISMATCH,
-        cause=Cause.GROUP_CREATION,
-        culprits=(2,),
-        exit_status=0,
-    ),
-    Scenario(
         name="caught_out_of_memory",
         program="caught_out_of_memory.py",
         shows="a rank runs out of memory, catches it and skips the batch",
@@ -121,15 +81,6 @@ PENDING: tuple[Scenario, ...] = (
         timeout_s=60,
     ),
     Scenario(
-        name="missing_at_start",
-        program="missing_at_start.py",
-        shows="a rank waits for a file before it joins the job",
-        world_size=3,
-        status=Status.HANG,
-        cause=Cause.RENDEZVOUS,
-        culprits=(2,),
-    ),
-    Scenario(
         name="isend_not_waited",
         program="isend_not_waited.py",
         shows="a rank forgets the handle of its isend, and the send is never done",
@@ -151,15 +102,6 @@ PENDING: tuple[Scenario, ...] = (
         exit_status=0,
     ),
     Scenario(
-        name="groups_by_branch",
-        program="groups_by_branch.py",
-        shows="each half of the ranks creates only its own group, under one name",
-        world_size=4,
-        status=Status.MISMATCH,
-        cause=Cause.GROUP_CREATION,
-        exit_status=0,
-    ),
-    Scenario(
         name="thread_order",
         program="thread_order.py",
         shows="two threads share one group, and come in another order on each rank",
@@ -177,16 +119,6 @@ PENDING: tuple[Scenario, ...] = (
         culprits=(1,),
         call_site="model = DistributedDataParallel(",
         exit_status=1,
-    ),
-    Scenario(
-        name="healthy_restart",
-        program="healthy_restart.py",
-        shows="a rank raises in the first attempt, the second goes well",
-        world_size=2,
-        launch=("--max-restarts", "1"),
-        status=Status.HEALTHY,
-        cause=Cause.NONE,
-        exit_status=0,
     ),
 )
 """No part of ``SCENARIOS``, so that ``--all`` runs what holds today."""

@@ -54,11 +54,11 @@ def _positive(text: str) -> int:
 
 
 def _chosen(names: Sequence[str], everything: bool) -> list[Scenario]:
-    from fault_scenarios.catalogue import SCENARIOS
+    from fault_scenarios.catalogue import PENDING, SCENARIOS
 
     if everything == bool(names):
         raise UsageError("nothing to run" if not names else "both names and --all", "give names of scenarios, or --all")
-    known = {scenario.name: scenario for scenario in SCENARIOS}
+    known = {scenario.name: scenario for scenario in (*SCENARIOS, *PENDING)}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
