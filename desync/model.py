@@ -454,6 +454,10 @@ class ClaimKind(str, enum.Enum):
     """``ranks`` were held or aborted in the watchdog or in exit."""
     OUT_OF_MEMORY = "out_of_memory"
     """``ranks`` ran out of device memory and printed it without ending."""
+    RAISED = "raised"
+    """Somebody raised an exception that is nobody's consequence: ``ranks`` as far as it can be guessed, else empty."""
+    STRUCTURE = "structure"
+    """``ranks`` built another model than the others, as DDP found."""
 
 
 @dataclass(frozen=True, slots=True)

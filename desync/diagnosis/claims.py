@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from desync.diagnosis import aftermath, exchanges
+from desync.diagnosis import aftermath, exchanges, hearsay
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.habits import Change, newest_break
 from desync.diagnosis.verdict import diagnose
-from desync.model import Cause, Certainty, Diagnosis, Evidence, Finding, Status
+from desync.model import Cause, Certainty, ClaimKind, Diagnosis, Evidence, Finding, Status
 
 _CIRCLES = frozenset({Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH, Cause.GROUP_CREATION})
 _NEEDS_LINES = frozenset({Cause.RANK_ONLY_COLLECTIVE, Cause.SKIPPED_COLLECTIVE, Cause.ARGUMENT_MISMATCH})
@@ -26,7 +26,8 @@ def interpret(evidence: Evidence) -> Diagnosis:
     found = [_weighed(finding, board) for finding in base.findings if not _left_open(finding)]
     if not found:
         found = aftermath.findings(board) or list(base.findings) or exchanges.findings(board)
-    status = found[0].status if found else base.status
+    found = hearsay.weigh(evidence, found)
+    status = found[0].status if found else _without_findings(evidence, base.status)
     return replace(base, findings=tuple(found), status=status, awaiting={} if found else base.awaiting)
 
 
@@ -39,6 +40,10 @@ def _weighed(finding: Finding, board: Board) -> Finding:
     """A finding whose cause rests on call sites is no more than possible where the source has none."""
     if finding.cause not in _NEEDS_LINES or finding.divergence is None or _has_lines(finding):
         return finding
+    if finding.cause is Cause.ARGUMENT_MISMATCH and any(
+        claim.kind is ClaimKind.MISMATCH and claim.seq == finding.divergence.seq for claim in board.evidence.claims
+    ):
+        return finding  # torch has compared them itself
     if len(finding.culprit_ranks) == 1:
         broken = newest_break(board.traces[finding.culprit_ranks[0]])
         if (
@@ -56,3 +61,10 @@ def _has_lines(finding: Finding) -> bool:
     assert finding.divergence is not None  # noqa: S101 - the caller has looked
     standing = finding.divergence.by_rank.values()
     return any(each.operation is not None and each.operation.call.site is not None for each in standing)
+
+
+def _without_findings(evidence: Evidence, status: Status) -> Status:
+    """A log that shows no fault is healthy only if it also shows that the job came to its end."""
+    if any(len(trace.operations) for trace in evidence.traces):
+        return status
+    return Status.HEALTHY if any(claim.kind is ClaimKind.FINISHED for claim in evidence.claims) else Status.UNKNOWN

@@ -35,6 +35,10 @@ Place = tuple[int, int]
 """An operation that ranks do together: index of its board, sequence number."""
 
 
+NOWHERE = -1
+"""Board of an operation whose other members are not known: who is in it waits, for nobody knows whom."""
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """The oldest unfinished operation of a rank."""
@@ -85,7 +89,7 @@ def stand(board: Board) -> Standstill:
     places = _places(board)
     heads = {rank: head for rank in board.traces if (head := _head(board, rank, places)) is not None}
     found = Standstill(board, heads)
-    for place in dict.fromkeys(head.place for head in heads.values()):
+    for place in dict.fromkeys(head.place for head in heads.values() if head.place[0] != NOWHERE):
         _examine(found, place)
     return found
 
@@ -111,8 +115,8 @@ def _head(board: Board, rank: int, places: Mapping[tuple[int, str | Pair], int])
         if operation.call.kind is Kind.GROUP or not (operation.pending or operation.failed):
             continue
         lane = _lane(rank, operation)
-        if lane is not None and (rank, lane) in places:
-            return Head((places[(rank, lane)], operation.seq), operation)
+        board_index = places.get((rank, lane), NOWHERE) if lane is not None else NOWHERE
+        return Head((board_index, operation.seq), operation)
     return None
 
 

@@ -133,7 +133,8 @@ def _draft(rank: int, dump: RawDump, groups: Directory, calls: _Calls) -> _Draft
 
 def _settle_unknown_completions(drafts: Mapping[int, _Draft]) -> None:
     """Where a backend does not tell what has finished: all but a thread's newest operation have returned, and that one too
-    if a peer has gone past it in the same group."""
+    if a peer has gone past it in the same group.
+    """
     furthest: dict[str, int] = {}
     blind = {rank: draft for rank, draft in drafts.items() if any(not call.completion_known for call in draft.table.calls)}
     for draft in blind.values():

@@ -1,0 +1,320 @@
+"""What messages say, weighed against what records show: each function looks at one kind of claim and may change the findings.
+
+A message is less than a record: who prints an error is a victim more often than not, and a list of absent ranks says who, but
+not why.  What rests on messages alone is likely at best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from desync.diagnosis.advice import advice
+from desync.diagnosis.words import named, verb
+from desync.model import (
+    AtDivergence,
+    Call,
+    Cause,
+    Certainty,
+    Claim,
+    ClaimKind,
+    Divergence,
+    Evidence,
+    Finding,
+    Group,
+    Kind,
+    Operation,
+    OperationState,
+    Status,
+)
+
+Weigh = Callable[[Evidence, list[Finding]], list[Finding]]
+
+_OPEN = frozenset({Cause.STALLED_RANK, Cause.UNKNOWN})
+"""Causes that only say that a rank is absent, or nothing."""
+_BY_ORDER = frozenset({Cause.SKIPPED_COLLECTIVE, Cause.RANK_ONLY_COLLECTIVE})
+_OWN_FAULTS = frozenset(
+    {Cause.EXCEPTION, Cause.OUT_OF_MEMORY, Cause.KILLED, Cause.UNUSED_PARAMETERS, Cause.EXITED_EARLY, Cause.ARGUMENT_MISMATCH}
+)
+DEFAULT_GROUP = "0"
+
+
+def weigh(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """The findings after all claims have been heard."""
+    for each in _ALL:
+        found = each(evidence, found)
+    return found
+
+
+def _of(evidence: Evidence, kind: ClaimKind) -> list[Claim]:
+    return [claim for claim in evidence.claims if claim.kind is kind]
+
+
+def _quotes(claims: Iterable[Claim]) -> tuple[str, ...]:
+    said = (f"{named([claim.by])}: {claim.text}" if claim.by is not None else claim.text for claim in claims)
+    return tuple(dict.fromkeys(said))[:16]
+
+
+def _decided(found: list[Finding]) -> bool:
+    """Whether somebody's own fault has been found already."""
+    return any(finding.cause in _OWN_FAULTS for finding in found)
+
+
+def _only_victims(found: list[Finding]) -> bool:
+    return all(finding.cause is Cause.UNKNOWN and not finding.culprit_ranks for finding in found)
+
+
+def kernel(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """The kernel's or the scheduler's word on who was ended for want of memory."""
+    claims = _of(evidence, ClaimKind.KERNEL)
+    if not claims:
+        return found
+    ranks = tuple(sorted({rank for claim in claims for rank in claim.ranks}))
+    weighed = [
+        replace(finding, advice=_HOST_MEMORY, evidence=(*finding.evidence, *_quotes(claims)))
+        if finding.cause is Cause.KILLED
+        else finding
+        for finding in found
+    ]
+    if any(finding.cause is Cause.KILLED for finding in found) or not ranks or _decided(found):
+        return weighed
+    killed = Finding(
+        status=Status.CRASH,
+        cause=Cause.KILLED,
+        certainty=Certainty.LIKELY,
+        culprit_ranks=ranks,
+        summary=f"{_capital(named(ranks))} {verb(ranks, 'was', 'were')} ended for want of memory of the host.",
+        advice=_HOST_MEMORY,
+        evidence=_quotes(claims),
+        time=min((claim.time for claim in claims if claim.time is not None), default=None),
+    )
+    return [killed, *(finding for finding in weighed if finding.cause not in _OPEN)]
+
+
+_HOST_MEMORY = (
+    "The memory of the host ran out, not that of the GPU: fewer or leaner loader workers, smaller caches, or a larger memory "
+    "limit for the job."
+)
+
+
+def raised(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """An exception that is nobody's consequence, of a rank that the log does not name."""
+    claims = _of(evidence, ClaimKind.RAISED)
+    if not claims or _decided(found):
+        return found
+    first = claims[0]
+    memory = "out of memory" in first.text or "OutOfMemory" in first.text
+    cause = Cause.OUT_OF_MEMORY if memory else Cause.EXCEPTION
+    who = named(first.ranks) if first.ranks else "a rank that the log does not name"
+    finding = Finding(
+        status=Status.CRASH,
+        cause=cause,
+        certainty=Certainty.POSSIBLE if first.ranks else Certainty.LIKELY,
+        culprit_ranks=first.ranks,
+        summary=f"{_capital(who)} raised {first.text}.",
+        advice=advice(cause),
+        evidence=_quotes(claims),
+        time=first.time,
+    )
+    return [finding, *(each for each in found if each.cause not in _OPEN)]
+
+
+def structure(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """DDP compared the models of the ranks and refused."""
+    claims = _of(evidence, ClaimKind.STRUCTURE)
+    if not claims:
+        return found
+    claim = claims[0]
+    who = (
+        f"{_capital(named(claim.ranks))} built another model than the others" if claim.ranks else "Ranks built different models"
+    )
+    finding = Finding(
+        status=Status.CRASH,
+        cause=Cause.STRUCTURE_MISMATCH,
+        certainty=Certainty.PROVEN if claim.ranks else Certainty.LIKELY,
+        culprit_ranks=claim.ranks,
+        summary=f"{who}: {claim.text}.",
+        advice="Build the same model on all ranks: same layers, same order, same sizes; look at what depends on the rank.",
+        evidence=_quotes(claims),
+        time=claim.time,
+    )
+    return [finding, *(each for each in found if each.cause not in _OPEN)]
+
+
+def sizes(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """gloo found that a peer's buffer is larger than its own; which of the two is wrong it does not say."""
+    claims = [claim for claim in _of(evidence, ClaimKind.MISMATCH) if claim.seq is None]
+    if not claims or _decided(found):
+        return found
+    finding = Finding(
+        status=Status.CRASH,
+        cause=Cause.ARGUMENT_MISMATCH,
+        certainty=Certainty.LIKELY,
+        culprit_ranks=(),
+        summary=f"Two ranks met in one operation with different sizes ({claims[0].text}); which is wrong is not in the log.",
+        advice=advice(Cause.ARGUMENT_MISMATCH),
+        evidence=_quotes(claims),
+        time=claims[0].time,
+    )
+    return [finding, *(each for each in found if each.cause not in _OPEN)]
+
+
+def rendezvous(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """Not all came to init_process_group, or too many did."""
+    claims = _of(evidence, ClaimKind.RENDEZVOUS)
+    if not claims or _decided(found) or any(finding.divergence is not None for finding in found):
+        return found
+    claim = claims[-1]
+    who = f"{_capital(named(claim.ranks))} never came to the rendezvous" if claim.ranks else "The ranks did not find together"
+    finding = Finding(
+        status=Status.HANG,
+        cause=Cause.RENDEZVOUS,
+        certainty=Certainty.LIKELY,
+        culprit_ranks=claim.ranks,
+        summary=f"{who}: {claim.text}.",
+        advice=advice(Cause.RENDEZVOUS),
+        evidence=_quotes(claims),
+        time=claim.time,
+    )
+    return [finding]
+
+
+def absent(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """A list of ranks that did not come (monitored_barrier's, DDP's), or did less than the others (ncclras)."""
+    claims = [claim for claim in (*_of(evidence, ClaimKind.ABSENT), *_of(evidence, ClaimKind.BEHIND)) if claim.ranks]
+    named_ranks = {rank for finding in found for rank in finding.culprit_ranks}
+    if not claims or named_ranks or _decided(found):
+        return found
+    claim = max(claims, key=lambda each: (each.op is not None, len(each.ranks)))
+    who = named(claim.ranks)
+    behind = claim.kind is ClaimKind.BEHIND
+    what = f"to the {claim.op} that the others are in" if claim.op else "where the others are"
+    did = f"{verb(claim.ranks, 'is', 'are')} behind in {claim.op}" if behind else f"did not come {what}"
+    finding = Finding(
+        status=Status.HANG,
+        cause=Cause.STALLED_RANK,
+        certainty=Certainty.POSSIBLE,
+        culprit_ranks=claim.ranks,
+        summary=f"{_capital(who)} {did}; why is not in the log.",
+        advice="Look at the log and the stack of these ranks: they are awaited, those that complain only waited.",
+        evidence=_quotes(claims),
+        time=claim.time,
+        divergence=_divergence(evidence, claim),
+    )
+    return [finding, *(each for each in found if not (each.cause is Cause.UNKNOWN and not each.culprit_ranks))]
+
+
+def _divergence(evidence: Evidence, claim: Claim) -> Divergence | None:
+    """What a claim says of an operation; without a number of its own it is called the first that the source shows."""
+    if claim.op is None:
+        return None
+    name = claim.group or DEFAULT_GROUP
+    groups = [group for trace in evidence.traces for group in trace.groups.values() if group.name == name]
+    members = groups[0] if groups else Group(name, tuple(range(evidence.job.world_size or max(claim.ranks) + 1)))
+    seq = claim.seq or 1
+    call = Call(op=claim.op, kind=Kind.COLLECTIVE)
+    by_rank = {}
+    for rank in members.ranks:
+        there = rank not in claim.ranks
+        waiting = Operation(rank, 0, name, seq, call, 0, None, None, None, failed=False, pending=True) if there else None
+        by_rank[rank] = AtDivergence(OperationState.WAITING if there else OperationState.ABSENT, waiting)
+    return Divergence(members, "collective", seq, claim.op, by_rank, time=claim.time)
+
+
+def memory(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """A rank printed that memory ran out, went on, and is the one that is now out of step."""
+    claims = _of(evidence, ClaimKind.OUT_OF_MEMORY)
+    ranks = {rank for claim in claims for rank in claim.ranks}
+    weighed = []
+    for finding in found:
+        if ranks and finding.cause in _OPEN | _BY_ORDER and ranks.issuperset(finding.culprit_ranks) and finding.culprit_ranks:
+            who = named(finding.culprit_ranks)
+            finding = replace(
+                finding,
+                cause=Cause.OUT_OF_MEMORY,
+                certainty=Certainty.LIKELY,
+                summary=f"{_capital(who)} ran out of memory, went on and fell out of step. {finding.summary}",
+                advice=advice(Cause.OUT_OF_MEMORY),
+                evidence=(*_quotes(claims), *finding.evidence),
+            )
+        weighed.append(finding)
+    return weighed
+
+
+def moving(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """The rank that the others gave up waiting for was still at work: that is slow, and no hang."""
+    claims = _of(evidence, ClaimKind.MOVING)
+    ranks = {rank for claim in claims for rank in claim.ranks}
+    weighed = []
+    for finding in found:
+        if ranks and finding.cause in _OPEN and set(finding.culprit_ranks) == ranks:
+            finding = replace(
+                finding,
+                status=Status.SLOW,
+                cause=Cause.SLOW_RANK,
+                certainty=Certainty.LIKELY,
+                summary=f"{_capital(named(ranks))} was late but still at work ({claims[0].text}); the others gave up waiting.",
+                advice=advice(Cause.SLOW_RANK),
+                evidence=(*_quotes(claims), *finding.evidence),
+            )
+        weighed.append(finding)
+    return weighed
+
+
+def network(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """Errors of the network, where no rank is to blame: a link is no rank, and who writes of it is only at one end."""
+    claims = _of(evidence, ClaimKind.NETWORK)
+    if not claims:
+        return found
+    stalled = [finding for finding in found if finding.cause is Cause.COMMUNICATION_STALLED]
+    if stalled or _only_victims(found):
+        first = stalled[0] if stalled else None
+        summary = "The network failed"
+        tail = f". {first.summary}" if first is not None else "; the ranks that ended did so because of it."
+        finding = Finding(
+            status=Status.HANG if first is not None else Status.CRASH,
+            cause=Cause.COMMUNICATION_STALLED,
+            certainty=Certainty.LIKELY,
+            culprit_ranks=(),
+            summary=f"{summary} ({claims[0].text}){tail}",
+            advice="Look at the links of the machines named: NIC, cable, switch port; ibstat and the fabric's counters.",
+            evidence=_quotes(claims),
+            time=claims[0].time,
+            divergence=first.divergence if first is not None else None,
+        )
+        return [finding]
+    return [replace(found[0], evidence=(*found[0].evidence, *_quotes(claims))), *found[1:]]
+
+
+def teardown(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """A watchdog without heartbeat: after the work is done that is the exit's doing; before, it says little."""
+    claims = _of(evidence, ClaimKind.TEARDOWN)
+    finished = _of(evidence, ClaimKind.FINISHED)
+    if not claims or _decided(found) or any(finding.divergence is not None for finding in found):
+        return found
+    ranks = tuple(sorted({rank for claim in claims for rank in claim.ranks}))
+    whom = named(ranks) if ranks else "ranks"
+    if finished:
+        summary = f"The work was done ({finished[0].text}); {whom} hung in the exit and were ended by their watchdog."
+        cause, certainty = Cause.TEARDOWN, Certainty.LIKELY
+    else:
+        summary = f"The watchdog of {whom} got stuck inside CUDA or NCCL, or behind the GIL; the log does not say which."
+        cause, certainty = Cause.UNKNOWN, Certainty.POSSIBLE
+    finding = Finding(
+        status=Status.HANG,
+        cause=cause,
+        certainty=certainty,
+        culprit_ranks=(),
+        summary=summary,
+        advice=advice(cause),
+        evidence=_quotes(claims),
+        time=claims[0].time,
+    )
+    return [finding]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+_ALL: tuple[Weigh, ...] = (kernel, raised, structure, sizes, rendezvous, absent, memory, moving, network, teardown)

@@ -1,0 +1,212 @@
+"""What lines say, as data: one dataclass for each kind of statement, before anybody has decided which rank it is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from desync.evidence.logs.speakers import Speaker
+from desync.model import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTag:
+    """How a line of NCCL's process group names its group: ``[PG ID P PG GUID G(DESC) Rank R]`` and its older forms."""
+
+    rank: int
+    """The speaker's rank in the group."""
+    local: int | None = None
+    """Number of the group in the speaker's process; means nothing elsewhere."""
+    guid: str | None = None
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """The watchdog gave up waiting for an operation."""
+
+    speaker: Speaker
+    order: int
+    time: int | None
+    group_rank: int | None
+    tag: GroupTag | None
+    seq: int
+    op: str
+    sizes: tuple[int | None, int | None]
+    """Elements in and out."""
+    limit_ms: int
+    ran_ms: int
+    blocking: bool = False
+    """It was raised to the program (NCCL_BLOCKING_WAIT)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Counters of a group at its time-out; they count whatever came last, p2p included."""
+
+    speaker: Speaker
+    tag: GroupTag | None
+    work: int
+    enqueued: int
+    completed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSignal:
+    """A rank's monitor was asked to dump; the counters are those of the default group."""
+
+    speaker: Speaker
+    time: int | None
+    tag: GroupTag | None
+    enqueued: int
+    completed: int
+    own: bool
+    """The time-out was its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lagging:
+    """A line of the desync report: ranks (of the group) that did not join an operation."""
+
+    speaker: Speaker
+    tag: GroupTag | None
+    ranks: tuple[int, ...]
+    finished: int
+    missing: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """An operation as TORCH_DISTRIBUTED_DEBUG=DETAIL prints it; ``seq`` is counted from 1 here."""
+
+    speaker: Speaker
+    order: int
+    time: int | None
+    group_rank: int
+    seq: int
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    mismatch: bool
+    """It was refused: another rank runs another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """monitored_barrier: ranks that failed to pass (``missing``), or one that says that it reached it."""
+
+    speaker: Speaker
+    order: int
+    time: int | None
+    by: int | None
+    missing: tuple[int, ...] = ()
+    reached: int | None = None
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Traceback:
+    """A Python traceback; frames innermost first."""
+
+    speaker: Speaker
+    order: int
+    time: int | None
+    type: str = ""
+    message: str = ""
+    frames: list[Frame] = field(default_factory=list)
+    launcher: bool = False
+    """It is torchrun's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the launcher says that a rank ended."""
+
+    speaker: Speaker
+    order: int
+    time: int | None
+    code: int
+    rank: int | None
+    local: int | None
+    pid: int | None
+    host: str | None
+    root: bool = False
+    """It is called the first observed failure, which is not the first cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A line about the network, the kernel, the watchdog or memory that stands for itself."""
+
+    kind: str
+    """network, network_back, peer_gone, kernel, srun_memory, heartbeat, gil, nccl_error, cuda_error, out_of_memory, fatal."""
+    speaker: Speaker
+    order: int
+    time: int | None
+    text: str
+    pid: int | None = None
+    host: str | None = None
+    number: int | None = None
+    """The GPU for out_of_memory, the task for srun_memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A rank waits for others in the rendezvous (or in the creation of a group, for a key above 1)."""
+
+    speaker: Speaker
+    order: int
+    rank: int | None
+    world: int
+    came: int
+    key: int
+    time: int | None
+    gave_up: bool
+    waited_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A process took its place in an NCCL communicator."""
+
+    host: str
+    pid: int
+    rank: int
+    size: int
+
+
+@dataclass(slots=True)
+class Facts:
+    """Everything that the logs of one run say."""
+
+    timeouts: list[Timeout] = field(default_factory=list)
+    statuses: list[Status] = field(default_factory=list)
+    dumps: list[DumpSignal] = field(default_factory=list)
+    observers: list[Speaker] = field(default_factory=list)
+    """Ranks that dump only because another one asked for it."""
+    lagging: list[Lagging] = field(default_factory=list)
+    fingerprints: list[Fingerprint] = field(default_factory=list)
+    barriers: list[Barrier] = field(default_factory=list)
+    tracebacks: list[Traceback] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    joining: list[Joining] = field(default_factory=list)
+    communicators: list[Communicator] = field(default_factory=list)
+    speakers: dict[Speaker, None] = field(default_factory=dict)
+    stacks: dict[tuple[int, int], list[Frame]] = field(default_factory=dict)
+    """For (index into ``timeouts``, 0): frames of the operation's call, innermost first."""
+    signalled: dict[tuple[int, int], None] = field(default_factory=dict)
+    """Processes that the launcher itself ended: (file, pid)."""
+    world_sizes: list[int] = field(default_factory=list)
+    torch: str | None = None
+    finished: int | None = None
+    """Order of the newest line with which the program says that its work is done."""
+    finished_text: str = ""
+    moving: str = ""
+    """A progress bar that went on after the first time-out."""
+    repeated: int = 0
+    """Lines that Ray folded away: ranks that are not printed are not absent."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything here speaks of a failure."""
+        return bool(self.timeouts or self.ended or self.tracebacks or self.barriers or self.lagging)

@@ -1,0 +1,160 @@
+"""Which rank an exception or an exit belongs to, and which of them only follow from others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from desync.evidence.logs import patterns as p
+from desync.evidence.logs.facts import Ended, Facts, Traceback
+from desync.evidence.logs.ranks import Ranks
+from desync.evidence.logs.victims import is_victim
+from desync.model import CallSite, Exit, Failure, Mark, MarkKind
+
+SIGABRT, SIGKILL, SIGTERM = -6, -9, -15
+TIMED_OUT = "Watchdog caught collective operation timeout"
+TOLD_OTHERWISE = (
+    "monitoredBarrier",
+    "store based barrier",
+    "waiting for clients",
+    "aught collective operation timeout",
+    "DDP expects same model across all ranks",
+    "appears not to match sizes",
+    "op.preamble.length <= op.nbytes",
+)
+"""Errors that say something about other ranks: that is a claim or an operation, and no failure of who prints it."""
+
+
+@dataclass(slots=True)
+class Failures:
+    """Marks and exits, by rank, and the tracebacks whose rank is not known."""
+
+    marks: list[tuple[int, Mark]] = field(default_factory=list)
+    exits: list[tuple[int, Exit, str | None, int | None]] = field(default_factory=list)
+    anonymous: list[Traceback] = field(default_factory=list)
+    victims: set[int] = field(default_factory=set)
+    """Ranks that failed because others did (or did not come)."""
+
+
+def failures(facts: Facts, ranks: Ranks) -> Failures:
+    """Sort out who failed of its own doing."""
+    found = Failures()
+    ended = _ended_by_rank(facts, ranks)
+    named: set[int] = set()
+    for traceback in facts.tracebacks:
+        if traceback.launcher or not traceback.type or any(words in traceback.message for words in TOLD_OTHERWISE):
+            continue
+        rank = _rank_of(traceback, facts, ranks)
+        if rank is None:
+            found.anonymous.append(traceback)
+        else:
+            named.add(rank)
+            found.marks.append((rank, _mark(traceback)))
+    _adopt_anonymous(found, ended, named)
+    _add_aborted(found, facts, ranks)
+    _add_exits(found, ended, facts)
+    return found
+
+
+def _ended_by_rank(facts: Facts, ranks: Ranks) -> dict[int, Ended]:
+    """One end a rank: the summary's, where there is one; else the line about the process."""
+    found: dict[int, Ended] = {}
+    for each in facts.ended:
+        rank = each.rank
+        if rank is None:
+            rank = ranks.of_pid(each.pid) if each.pid is not None else None
+            rank = each.local if rank is None and ranks.single_node else rank
+        if rank is not None and (rank not in found or each.rank is not None):
+            found[rank] = each
+    return found
+
+
+def _rank_of(traceback: Traceback, facts: Facts, ranks: Ranks) -> int | None:
+    rank = ranks.of(traceback.speaker)
+    if rank is not None:
+        return rank
+    found = p.RANK_IN_MESSAGE.search(traceback.message)
+    if found is not None:
+        return int(next(group for group in found.groups() if group is not None))
+    gpu = p.GPU.search(traceback.message)
+    if gpu is not None and ranks.single_node:
+        return int(gpu[1] or gpu[2])
+    return None
+
+
+def _adopt_anonymous(found: Failures, ended: dict[int, Ended], named: set[int]) -> None:
+    """A traceback without a rank belongs to the one rank that ended with status 1 and has none."""
+    open_ = [rank for rank, each in ended.items() if each.code > 0 and rank not in named]
+    if len(open_) == 1 and len(found.anonymous) == 1:
+        found.marks.append((open_[0], _mark(found.anonymous.pop())))
+
+
+def _mark(traceback: Traceback) -> Mark:
+    memory = p.OUT_OF_MEMORY.search(f"{traceback.type}: {traceback.message}") is not None
+    failure = Failure(
+        type=traceback.type,
+        message=traceback.message,
+        frames=tuple(traceback.frames[:64]),
+        uncaught=True,
+        out_of_memory=memory or traceback.type == "MemoryError",
+    )
+    own = [frame for frame in traceback.frames if "-packages/" not in frame.file and "/lib/python3" not in frame.file]
+    site = CallSite(tuple((own or traceback.frames)[:12])) if traceback.frames else None
+    return Mark(MarkKind.EXCEPTION, traceback.time or traceback.order, value=traceback.type, site=site, failure=failure)
+
+
+def _add_aborted(found: Failures, facts: Facts, ranks: Ranks) -> None:
+    """Ranks whose watchdog ended them: the error that it printed is what they raised."""
+    seen = {rank for rank, _ in found.marks}
+    for timeout in facts.timeouts:
+        rank = ranks.of(timeout.speaker, timeout.group_rank)
+        if rank is not None and rank not in seen:
+            seen.add(rank)
+            found.victims.add(rank)
+            message = f"{TIMED_OUT}: {timeout.op} #{timeout.seq}"
+            found.marks.append((rank, _backend_error(timeout.time or timeout.order, message, "DistBackendError")))
+    for trouble in facts.troubles:
+        rank = ranks.of(trouble.speaker)
+        if trouble.kind not in ("nccl_error", "cuda_error") or rank is None or rank in seen:
+            continue
+        seen.add(rank)
+        if trouble.kind == "nccl_error":
+            found.victims.add(rank)
+        kind = "DistBackendError" if trouble.kind == "nccl_error" else "RuntimeError"
+        found.marks.append((rank, _backend_error(trouble.time or trouble.order, trouble.text, kind)))
+
+
+def _backend_error(time: int, message: str, kind: str) -> Mark:
+    return Mark(MarkKind.EXCEPTION, time, value=kind, failure=Failure(kind, message, uncaught=True))
+
+
+def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts) -> None:
+    raised = {rank for rank, _ in found.marks}
+    own_faults = any(_is_own(mark) for _, mark in found.marks)
+    kernel = {trouble.pid for trouble in facts.troubles if trouble.kind == "kernel"}
+    for rank, each in ended.items():
+        if rank not in raised and not _counts(each, kernel, own_faults, _told(facts, found)):
+            found.victims.add(rank)
+            continue
+        found.exits.append((rank, Exit(time=each.time, code=each.code), each.host, each.pid))
+
+
+def _told(facts: Facts, found: Failures) -> bool:
+    """Whether the log itself says why ranks ended."""
+    beats = any(trouble.kind in ("heartbeat", "nccl_error") for trouble in facts.troubles)
+    return bool(
+        facts.timeouts or found.marks or found.anonymous or facts.barriers or facts.joining or beats or facts.tracebacks
+    )
+
+
+def _counts(ended: Ended, kernel: Iterable[int | None], own_faults: bool, told: bool) -> bool:
+    """Whether an exit status says something about the rank itself, and not that others had failed before."""
+    if ended.code == SIGTERM:
+        return True  # the diagnosis knows it for the launcher's
+    if ended.code == SIGKILL:
+        return ended.root or ended.pid in set(kernel) or not (own_faults or told)
+    return not told  # SIGABRT, or a status whose reason the log has told elsewhere
+
+
+def _is_own(mark: Mark) -> bool:
+    return mark.failure is not None and not is_victim(mark.failure.type, mark.failure.message)

@@ -1,0 +1,106 @@
+"""Streams a log of any size and lets through the lines that can mean something.
+
+A gigabyte of training output holds a few thousand such lines.  Each chunk is searched for short anchors with ``bytes.find``,
+which runs at the speed of memory; only the lines around a hit become text.  Progress bars end with a carriage return and glue
+the next line to themselves, so that a carriage return ends a line as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+
+CHUNK = 4 << 20
+MAX_LINE = 64 << 10
+"""A longer line is cut to this around its anchor."""
+
+ANCHORS: tuple[bytes, ...] = (
+    b".cpp:",  # every line of torch's C++
+    b" NCCL ",
+    b"Traceback (most",
+    b"Error: ",
+    b"elastic",
+    b"store based",
+    b"ut of memory",
+    b"oom_kill",
+    b"Killed",
+    b"srun: ",
+    b"Fatal Python",
+    b"Setting OMP",
+    b"world_size",
+)
+"""Short strings, one of which is in every line that :mod:`~desync.evidence.logs.patterns` understands (or in one shortly
+before it, for the lines of a block).  Each costs a pass over the file, so that there are few."""
+
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+class LineScanner:
+    """The lines of one stream that hold an anchor, and as many lines after them as the reader asks for."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.follow = 0
+        """How many of the next lines are wanted whatever they hold; the reader sets it."""
+        self.head = b""
+        """The stream's beginning, up to MAX_LINE bytes."""
+        self.tail = b""
+        """Its end."""
+        self.before = b""
+        """What came before the newest line, up to MAX_LINE bytes."""
+
+    def __iter__(self) -> Iterator[str]:
+        carried = b""
+        while data := self._stream.read(CHUNK):
+            if not self.head:
+                self.head = data[:MAX_LINE]
+            chunk = carried + data
+            self.tail = chunk[-MAX_LINE:]
+            end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+            if not end and len(chunk) < CHUNK:
+                carried = chunk
+                continue
+            yield from self._lines(chunk, end or len(chunk))
+            carried = chunk[end:] if end else b""
+        if carried:
+            yield from self._lines(carried, len(carried))
+
+    def _lines(self, chunk: bytes, end: int) -> Iterator[str]:
+        cursor = 0
+        hits = [chunk.find(anchor, 0, end) for anchor in ANCHORS]
+        while cursor < end:
+            if self.follow:
+                self.follow -= 1
+                hit = cursor
+            else:
+                known = [found for found in hits if found >= 0]
+                if not known:
+                    return
+                hit = min(known)
+            start, stop = _bounds(chunk, cursor, hit, end)
+            self.before = chunk[max(0, start - MAX_LINE) : start]
+            yield _text(chunk[max(start, hit - MAX_LINE // 2) : min(stop, hit + MAX_LINE)])
+            cursor = stop + 1
+            for index, found in enumerate(hits):
+                if 0 <= found < cursor:
+                    hits[index] = chunk.find(ANCHORS[index], cursor, end)
+
+
+def _bounds(chunk: bytes, low: int, hit: int, high: int) -> tuple[int, int]:
+    """Start and end (without its line feed) of the line around a place; a carriage return ends a line, too."""
+    start = max(chunk.rfind(b"\n", low, hit), chunk.rfind(b"\r", low, hit), low - 1) + 1
+    stop = chunk.find(b"\n", hit, high)
+    stop = high if stop < 0 else stop
+    inner = chunk.find(b"\r", hit, stop)
+    return start, stop if inner < 0 else inner
+
+
+def _text(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def plain(data: bytes) -> str:
+    """Bytes of a log as text without colours, a line feed after each progress bar."""
+    return _ANSI.sub("", data.decode("utf-8", "replace")).replace("\r", "\n")

@@ -1,0 +1,116 @@
+"""The table of what is understood in a log: by content, never by version or by the source line, which moves."""
+
+from __future__ import annotations
+
+import re
+
+HEAD = re.compile(r"\[([EWIF])(?:(\d{3,4}) (\d\d):(\d\d):(\d\d)\.(\d{1,9}) )? ?([\w./-]{1,80}\.cpp):\d+\]")
+"""The head of a line of torch's C++; month (without zero), day and time of day from torch 2.4 on."""
+
+GROUP = re.compile(
+    r"\[PG (?:ID (?P<local>\d{1,9}) PG GUID (?P<guid>[^\s()\[\]]{0,200})(?:\((?P<named>[^()\[\]]{0,200})\))?"
+    r"|(?P<number>\d{1,9})(?: \((?P<described>[^()\[\]]{0,200})\))?) Rank (?P<rank>\d{1,7})\]"
+)
+
+TIMEOUT = re.compile(
+    r"(?:\[Rank (?P<rank>\d{1,7})\]:? )?(?P<how>Watchdog c|C)aught collective operation timeout: WorkNCCL\("
+    r"SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,60}),"
+    r"(?: NumelIn=(?P<numel_in>\d{1,20}), NumelOut=(?P<numel_out>\d{1,20}),)?(?: TensorShape=\[(?P<shape>[\d, ]{0,200})\],)?"
+    r"[^()]{0,200}Timeout\(ms\)=(?P<limit>\d{1,12})\) ran for (?P<ran>\d{1,15}) milliseconds"
+)
+STATUS = re.compile(
+    r"(?:failure detected by watchdog at work sequence id: (?P<new>\d{1,18}) PG status: last enqueued work"
+    r"|Timeout at NCCL work: (?P<old>\d{1,18}), last enqueued NCCL work)"
+    r": (?P<enqueued>-?\d{1,20}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,20})"
+)
+DUMP = re.compile(
+    r"Received a dump signal due to a collective timeout from (?P<who>this local rank|\s*rank \d{1,7})"
+    r".{0,200}?Last enqueued NCCL work: (?P<enqueued>-?\d{1,20}), last completed NCCL work: (?P<completed>-?\d{1,20})"
+)
+OBSERVED = "Observed flight recorder dump signal from another rank"
+
+DESYNC_SPEAKER = re.compile(r"\[(\d{1,7})\] Timeout at collective: (\w{1,60}), #(\d{1,18})")
+DESYNC_LAGGING = re.compile(
+    r"\[(?P<ranks>[\d, ]{1,4000})\] finished collective #(?P<finished>\d{1,18}),"
+    r" but didn't join collective #(?P<missing>\d{1,18})"
+)
+DESYNC_NEVER = re.compile(r"ranks \[(?P<ranks>[\d, ]{1,4000})\].{0,200}never joined any")
+
+STACK_HEAD = "Stack trace of the failed collective:"
+STACK_FRAME = re.compile(r"\s*#\d{1,3} (\S{1,300}) from (.{1,1000}):(\d{1,7})\s*$")
+
+FINGERPRINT = re.compile(
+    r"CollectiveFingerPrint\(SequenceNumber=(\d{1,18}),? ?OpType=(\w{1,60})"
+    r"(?:, TensorShape=(?P<shapes>\[[\d, \[\]]{0,1000}\]))?(?:, TensorDtypes=(?P<dtypes>[\w, ]{0,400}?), TensorDeviceTypes)?"
+)
+RUNNING = re.compile(r"\[Rank (\d{1,7})\] Running collective: CollectiveFingerPrint")
+MISMATCH = re.compile(
+    r"Detected mismatch between collectives on ranks\. Rank (\d{1,7}) is running collective: "
+    r"(CollectiveFingerPrint.{0,2000}?)(?:, but Rank (\d{1,7}) is running collective: (CollectiveFingerPrint.{0,2000})|$)"
+)
+
+BARRIER_MISSING = re.compile(r"\[Rank (\d{1,7})\]: Ranks? ([\d, ]{1,4000}) failed to pass monitoredBarrier in \d{1,15} ms")
+BARRIER_REACHED = re.compile(r"Rank (\d{1,7}) successfully reached monitoredBarrier")
+
+TRACEBACK = re.compile(r"^(?:Traceback|Exception in thread.{0,100}Traceback) \(most recent call last\):")
+FRAME = re.compile(r'^\s{1,12}File "(.{1,1000})", line (\d{1,9}), in (.{1,300})$')
+RAISED = re.compile(r"^((?:[A-Za-z_]\w{0,100}\.){0,8}[A-Z]\w{0,100})(?:: (.*))?$")
+UNUSED = re.compile(r"(Parameter(?:s| indices) which did not receive grad for rank (\d{1,7}): .{0,2000})")
+RANK_IN_MESSAGE = re.compile(
+    r"^\[Rank (\d{1,7})\]|^Rank (\d{1,7}) successfully reached|on rank: (\d{1,7})[,. ]|did not receive grad for rank (\d{1,7}):"
+)
+
+FAILED = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,6}) \(pid: (\d{1,9})\)")
+CLOSING = re.compile(r"Sending process (\d{1,9}) closing signal (\w{1,12})")
+RESTART = re.compile(r"[Ww]orker group .{0,60}[Ww]ill restart|Restarting worker group|restarting worker group")
+LAUNCH = "Setting OMP_NUM_THREADS"
+SUMMARY_ROOT = "Root Cause (first observed failure):"
+SUMMARY_OTHERS = re.compile(r"^\s*Failures:\s*$")
+SUMMARY_LINE = re.compile(r"^\s{1,8}(time|host|rank|exitcode)\s{0,12}: (.{1,300})$")
+SUMMARY_RANK = re.compile(r"(\d{1,7}) \(local_rank: (\d{1,6})\)")
+SUMMARY_CODE = re.compile(r"(-?\d{1,5}) \(pid: (\d{1,9})\)")
+
+JOINING = re.compile(
+    r"(?:Waiting in store based barrier to initialize process group for (?:rank: (?P<rank>\d{1,7})|(?P<waited>\d{1,9}) seconds)"
+    r"|(?P<gave_up>Timed out initializing process group in store based barrier) on rank: (?P<late>\d{1,7}))"
+    r".{0,60}?store_based_barrier_key:(?P<key>\d{1,9}) \(world_size=(?P<world>\d{1,7}),"
+    r" (?:worker_count|num_workers_joined)=(?P<came>\d{1,7})"
+)
+CLIENTS = re.compile(r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,7})/(\d{1,7}) clients joined")
+
+COMMUNICATOR = re.compile(r"ncclCommInitRank\w* comm \S{1,40} rank (\d{1,7}) nranks (\d{1,7}) .{0,200}Init COMPLETE")
+NETWORK = re.compile(
+    r"NCCL WARN .{0,40}?(?:Got completion from peer .{1,80}?(?:error|status=) ?(?:12|5|10|11)\b|"
+    r"Got async (?:fatal )?event ?:.{0,40}(?:port error|fatal)|[Aa]sync error event.{0,80}|.{0,60}IBV_EVENT_PORT_ERR|"
+    r".{0,80}(?:No route to host|Network is unreachable|Connection timed out))"
+)
+NETWORK_BACK = re.compile(r"NCCL (?:WARN|INFO) .{0,60}port active")
+PEER_GONE = re.compile(r"socketProgress: Connection closed by remote peer|Connection closed by remote peer")
+NCCL_ERROR = re.compile(r"(NCCL error(?: in)?: .{1,200}|NCCL communicator was aborted.{0,100})")
+CUDA_ERROR = re.compile(r"(CUDA error: .{1,200}|CUDA driver error: .{1,100})")
+HEARTBEAT = re.compile(
+    r"Heartbeat monitor timed out!|detected no heartbeat of its watchdog|watchdog got stuck for \d+ seconds|"
+    r"due to ProcessGroupNCCL watchdog hang"
+)
+GIL = "Could not acquire GIL within"
+
+KERNEL = re.compile(r"(?:oom-kill:.{0,400}\bpid=(\d{1,9})|Killed process (\d{1,9}) \()")
+OOM_EVENTS = re.compile(r"Detected (\d{1,6}) oom_kill event")
+SRUN = re.compile(r"srun: error: ([\w.-]{1,100}): tasks? ([\d,-]{1,400}): (.{1,80})")
+OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP|XPU) out of memory|ran out of memory|OutOfMemoryError")
+GPU = re.compile(r"\(GPU (\d{1,4});|GPU (\d{1,4}) has a total capac")
+FATAL = re.compile(r"Fatal Python error: (.{1,200})")
+
+WORLD = re.compile(r"\bworld_size[=: ]{1,3}(\d{1,7})\b", re.IGNORECASE)
+TORCH = re.compile(r"\btorch[=/: ]{1,2}(\d+\.\d+(?:\.\d+)?)")
+REPEATED = re.compile(r"\[repeated (\d{1,7})x across cluster\]")
+
+BAR = re.compile(r"(\d{1,3})%\|[^|\r\n]{0,200}\| (\d{1,12})/(\d{1,12}) \[")
+STEPS = re.compile(r"\b(?:iteration|iter|step|epoch)\s{1,8}(\d{1,12})\s{0,4}/\s{0,12}(\d{1,12})\b", re.IGNORECASE)
+DONE = re.compile(
+    r"\btraining (?:is )?(?:complete|completed|finished|done)\b|\bfinished training\b|\bend of run\b|^Training time |"
+    r"\btrain(?:ing)? (?:run )?ended\b|\bafter training is done\b|\ball done\b|\bjob (?:completed|finished)\b|"
+    r"was not called before program exit|^wandb: .{0,10}(?:View run|Synced|Run summary)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""With these a program says that its work is done; none of them is looked for but at a log's end and before a late failure."""

@@ -1,0 +1,188 @@
+"""Which rank a line is about, and which group: launchers, torch and NCCL each count in their own way."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from desync.evidence.logs.facts import Facts, GroupTag
+from desync.evidence.logs.speakers import Speaker
+from desync.model import Group
+
+DEFAULT = "0"
+DEFAULT_DESCRIPTION = "default_pg"
+MAX_WORLD = 1 << 20
+
+
+@dataclass(slots=True)
+class Ranks:
+    """Ranks and groups of one run."""
+
+    world: int
+    single_node: bool
+    by_pid: Mapping[tuple[str | None, int], int]
+    by_any_pid: Mapping[int, int]
+    groups: dict[str, Group] = field(default_factory=dict)
+    inferred: frozenset[str] = frozenset()
+    """Groups whose members are partly a guess from their regular distances."""
+
+    def of(self, speaker: Speaker, group_rank: int | None = None) -> int | None:
+        """The rank of who says a line; ``group_rank`` is used where nothing else is known, for the default group."""
+        if speaker.rank is not None:
+            return speaker.rank
+        if speaker.file_rank is not None:
+            return speaker.file_rank
+        if speaker.pid is not None and speaker.pid in self.by_any_pid:
+            return self.by_any_pid[speaker.pid]
+        if speaker.task is not None:
+            return speaker.task
+        if speaker.local is not None and self.single_node:
+            return speaker.local
+        return group_rank
+
+    def of_pid(self, pid: int | None, host: str | None = None) -> int | None:
+        """The rank of a process."""
+        if pid is None:
+            return None
+        return self.by_pid.get((host, pid), self.by_any_pid.get(pid))
+
+    def member(self, group: str, group_rank: int) -> int | None:
+        """The rank in the job of a group's rank, where its members are known so far."""
+        ranks = self.groups[group].ranks if group in self.groups else ()
+        return ranks[group_rank] if group_rank < len(ranks) else None
+
+
+def resolve(facts: Facts) -> Ranks:
+    """Find out what can be known of ranks and groups."""
+    hosts = {each.host for each in facts.ended if each.host} | {each.host for each in facts.communicators}
+    by_pid, by_any = _pids(facts)
+    world = _world(facts)
+    locals_ = [speaker.local for speaker in facts.speakers if speaker.local is not None]
+    single = len(hosts) <= 1 and (not locals_ or max(locals_) + 1 >= world)
+    ranks = Ranks(world, single, by_pid, by_any)
+    ranks.groups, ranks.inferred = _groups(facts, ranks)
+    return ranks
+
+
+def _pids(facts: Facts) -> tuple[dict[tuple[str | None, int], int], dict[int, int]]:
+    by_pid: dict[tuple[str | None, int], int] = {}
+    largest = max((each.size for each in facts.communicators), default=0)
+    for each in facts.communicators:
+        if each.size == largest:
+            by_pid[(each.host, each.pid)] = each.rank
+    for ended in facts.ended:
+        if ended.rank is not None and ended.pid is not None:
+            by_pid[(ended.host, ended.pid)] = ended.rank
+    seen: defaultdict[int, set[int]] = defaultdict(set)
+    for (_, pid), rank in by_pid.items():
+        seen[pid].add(rank)
+    for speaker in facts.speakers:
+        if speaker.pid is not None and speaker.rank is not None:
+            seen[speaker.pid].add(speaker.rank)
+    return by_pid, {pid: min(ranks) for pid, ranks in seen.items() if len(ranks) == 1}
+
+
+def _world(facts: Facts) -> int:
+    """The number of ranks as far as anything tells it."""
+    sizes = [*facts.world_sizes, *(each.size for each in facts.communicators), *(each.world for each in facts.joining)]
+    sizes += [speaker.rank + 1 for speaker in facts.speakers if speaker.rank is not None]
+    sizes += [speaker.file_rank + 1 for speaker in facts.speakers if speaker.file_rank is not None]
+    sizes += [each.rank + 1 for each in facts.ended if each.rank is not None]
+    sizes += [rank + 1 for each in facts.barriers for rank in (*each.missing, each.reached, each.by) if rank is not None]
+    sizes += [rank + 1 for each in facts.lagging for rank in each.ranks]
+    sizes += [each.group_rank + 1 for each in facts.timeouts if each.group_rank is not None]
+    sizes += [each.group_rank + 1 for each in facts.fingerprints]
+    processes: defaultdict[int, set[int]] = defaultdict(set)
+    for file, pid in facts.signalled:
+        processes[file].add(pid)
+    for ended in facts.ended:
+        if ended.pid is not None:
+            processes[ended.speaker.file].add(ended.pid)
+    sizes.append(sum(map(len, processes.values())))
+    return min(max(sizes, default=0), MAX_WORLD)
+
+
+def group_name(tag: GroupTag | None, rank: int | None, group_rank: int | None = None) -> str:
+    """A name that means the same on all ranks, as far as the line allows."""
+    if tag is None:
+        # torch up to 2.2 names no group; who has another rank there than in the job is in a smaller one.
+        return DEFAULT if group_rank is None or rank is None or group_rank == rank else f"unnamed/{rank - group_rank}"
+    if tag.guid is not None:
+        return tag.guid
+    if tag.description == DEFAULT_DESCRIPTION or (tag.description is None and tag.local in (0, None) and tag.rank == rank):
+        return DEFAULT
+    # Without a job-wide name: two groups of one description and number differ in the distance of their ranks.
+    offset = "" if rank is None else f"/{rank - tag.rank}"
+    return f"{tag.description or 'pg'} {tag.local if tag.local is not None else '?'}{offset}"
+
+
+def _tags(facts: Facts) -> Iterable[tuple[Speaker, GroupTag]]:
+    for status in facts.statuses:
+        if status.tag is not None:
+            yield status.speaker, status.tag
+    for timeout in facts.timeouts:
+        if timeout.tag is not None:
+            yield timeout.speaker, timeout.tag
+    for dump in facts.dumps:
+        if dump.tag is not None:
+            yield dump.speaker, dump.tag
+
+
+def _groups(facts: Facts, ranks: Ranks) -> tuple[dict[str, Group], frozenset[str]]:
+    places: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    descriptions: dict[str, str | None] = {DEFAULT: DEFAULT_DESCRIPTION}
+    for speaker, tag in _tags(facts):
+        rank = ranks.of(speaker)
+        if rank is not None:
+            name = group_name(tag, rank)
+            places[name][tag.rank] = rank
+            if tag.description is not None:
+                descriptions[name] = tag.description
+    silent: set[int | None] = set(range(ranks.world))
+    silent -= {ranks.of(each.speaker, each.group_rank) for each in facts.timeouts}
+    groups = {DEFAULT: Group(DEFAULT, tuple(range(ranks.world)), DEFAULT_DESCRIPTION, _backend(facts))}
+    inferred = set()
+    for name, known in places.items():
+        if name == DEFAULT or descriptions.get(name) == DEFAULT_DESCRIPTION:
+            groups[name] = Group(name, tuple(range(ranks.world)), DEFAULT_DESCRIPTION, _backend(facts))
+            continue
+        members, guessed = _members(known, ranks.world, silent)
+        groups[name] = Group(name, members, descriptions.get(name), _backend(facts))
+        if guessed:
+            inferred.add(name)
+    return groups, frozenset(inferred)
+
+
+def _backend(facts: Facts) -> str | None:
+    return "nccl" if facts.timeouts or facts.statuses or facts.communicators else "gloo" if facts.barriers else None
+
+
+def _members(known: Mapping[int, int], world: int, silent: set[int | None]) -> tuple[tuple[int, ...], bool]:
+    """Members of a group of which some are known: groups are laid out at regular distances, so gaps can be filled.
+
+    One silent rank just behind the last known member belongs to it, too, if nothing else is missing.
+    """
+    places = sorted(known)
+    step = _step(known)
+    if step is None:
+        return tuple(known[place] for place in places), False
+    first = known[places[0]] - places[0] * step
+    members = {place: first + place * step for place in range(places[-1] + 1)}
+    guessed = len(members) > len(known)
+    following = first + (places[-1] + 1) * step
+    if not guessed and following < world and following in silent and len(silent) <= 2:
+        members[places[-1] + 1] = following
+        guessed = True
+    return tuple(members[place] for place in sorted(members)), guessed
+
+
+def _step(known: Mapping[int, int]) -> int | None:
+    """The distance between neighbours, if all known members keep one."""
+    places = sorted(known)
+    if len(places) < 2:
+        return None
+    steps = Counter((known[two] - known[one]) / (two - one) for one, two in pairwise(places))
+    (step, _), *others = steps.most_common()
+    return int(step) if not others and step >= 1 and step == int(step) else None

@@ -1,0 +1,189 @@
+"""Turns the lines of a log into facts, and keeps the facts of different runs in one file apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import BinaryIO
+
+from desync.evidence.logs import patterns as p
+from desync.evidence.logs.clock import Clock
+from desync.evidence.logs.facts import Facts
+from desync.evidence.logs.lines import LineScanner, plain
+from desync.evidence.logs.messages import MESSAGES, Line
+from desync.evidence.logs.speakers import Speaker, container, parse
+from desync.evidence.logs.summary import Summary
+from desync.evidence.logs.tracebacks import Tracebacks
+from desync.model import Frame
+
+FOLLOW_CPP = 14
+"""Lines read after one of torch's C++: the desync report, NCCL's last error, a stack's first frames."""
+FOLLOW_STACK = 48
+FOLLOW_TRACEBACK = 80
+FOLLOW_SUMMARY = 12
+MAX_PARTS = 64
+"""Pieces of one line that a container's log has cut."""
+
+
+class LogReader:
+    """Reads the logs of one job, file by file, into the facts of each run found in them."""
+
+    def __init__(self) -> None:
+        self.runs: list[Facts] = [Facts()]
+        self._order = 0
+        self._files = 0
+
+    @property
+    def facts(self) -> Facts:
+        """Those of the newest run."""
+        return self.runs[-1]
+
+    def read(self, stream: BinaryIO, *, file_rank: int | None = None, year: int | None = None) -> None:
+        """Read a log to its end.  ``year`` is for times without one.  Raises OSError."""
+        self._files += 1
+        scanner = LineScanner(stream)
+        reading = _Reading(self, scanner, Speaker(file=self._files, file_rank=file_rank), Clock(year))
+        for text in scanner:
+            reading.line(text)
+        reading.end()
+
+    def next_order(self) -> int:
+        """A number that grows from line to line over all files."""
+        self._order += 1
+        return self._order
+
+    def new_run(self) -> None:
+        """What follows is of another run."""
+        self.runs.append(Facts())
+
+
+class _Reading:
+    """One file being read."""
+
+    def __init__(self, log: LogReader, scanner: LineScanner, base: Speaker, clock: Clock) -> None:
+        self.log, self.scanner, self.base, self.clock = log, scanner, base, clock
+        self.tracebacks = Tracebacks()
+        self.summary = Summary()
+        self._parts: dict[str, str] = {}
+        self._stack_of: dict[Speaker, int] = {}
+        self._newest_stack: int | None = None
+        self._bar: tuple[str, int] | None = None
+        self._raw = ""
+
+    def line(self, text: str) -> None:
+        """Take in one line."""
+        self._raw = text
+        cut = container(text)
+        if cut is not None:
+            stream, content, goes_on = cut
+            text = self._parts.pop(stream, "") + content
+            if goes_on and len(text) < MAX_PARTS * 16384:
+                self._parts[stream] = text
+                self.scanner.follow = max(self.scanner.follow, 1)
+                return
+        speaker, rest = parse(text, self.base)
+        if "\\n" in rest:
+            return  # somebody quotes a message
+        order = self.log.next_order()
+        self.clock.see(rest)
+        line = Line(speaker, rest, order, self.clock.now(order))
+        if self._in_block(line):
+            return
+        self._follow(rest)
+        self._new_run(rest)
+        if rest.find("[repeated ") >= 0 and (found := p.REPEATED.search(rest)):
+            self.log.facts.repeated += int(found[1])
+        for word, handle in MESSAGES:
+            if word in rest and handle(line, self.log.facts):
+                self._after(line)
+                break
+
+    def _in_block(self, line: Line) -> bool:
+        """Whether the line belongs to a traceback, a stack or torchelastic's summary that is being read."""
+        facts = self.log.facts
+        if self.summary.take(line, facts):
+            self.scanner.follow = max(self.scanner.follow, FOLLOW_SUMMARY)
+            return True
+        if self.tracebacks.take(line, facts):
+            self.scanner.follow = max(self.scanner.follow, FOLLOW_TRACEBACK if self.tracebacks.open else 8)
+            return False  # its last line can be a message as well
+        if (frame := p.STACK_FRAME.match(line.text)) is not None:
+            self._stack_frame(line.speaker, frame[1], frame[2], int(frame[3]))
+            return True
+        return False
+
+    def _follow(self, rest: str) -> None:
+        wanted = 0
+        if p.STACK_HEAD in rest:
+            wanted = FOLLOW_STACK
+        elif ".cpp:" in rest:
+            wanted = FOLLOW_CPP
+        elif "ChildFailedError" in rest or p.SUMMARY_ROOT in rest:
+            wanted = FOLLOW_SUMMARY
+        self.scanner.follow = max(self.scanner.follow, wanted)
+
+    def _new_run(self, rest: str) -> None:
+        """A launch after the end of another run, or a restart, begins a new one."""
+        started = p.LAUNCH in rest and bool(self.log.facts.ended)
+        if started or p.RESTART.search(rest) is not None:
+            self.log.new_run()
+
+    def _after(self, line: Line) -> None:
+        facts = self.log.facts
+        if p.STACK_HEAD in line.text:
+            self._begin_stack(line.speaker)
+        if len(facts.timeouts) == 1 and self._bar is None:
+            self._bar = _last_bar(plain(self.scanner.before) + self._raw) or ("", -1)
+        if facts.finished is None and len(facts.troubles) + len(facts.timeouts) == 1:
+            self._look_for_end(plain(self.scanner.before), line.order - 1)
+
+    def _begin_stack(self, speaker: Speaker) -> None:
+        timeouts = self.log.facts.timeouts
+        indices = [index for index, timeout in enumerate(timeouts) if timeout.speaker == speaker]
+        self._newest_stack = indices[-1] if indices else None
+        if self._newest_stack is not None:
+            self._stack_of[replace(speaker, rank=None)] = self._newest_stack
+
+    def _stack_frame(self, speaker: Speaker, function: str, file: str, line: int) -> None:
+        index = self._stack_of.get(replace(speaker, rank=None), self._newest_stack)
+        if index is not None:
+            frames = self.log.facts.stacks.setdefault((index, 0), [])
+            if len(frames) < 64:
+                frames.append(Frame(function, file, line))
+
+    def _look_for_end(self, text: str, order: int) -> None:
+        found = next(iter(list(p.DONE.finditer(text))[-1:]), None)
+        last = next(iter(list(p.STEPS.finditer(text))[-1:]), None)
+        bar = _last_bar(text)
+        complete = (last is not None and last[1] == last[2]) or (bar is not None and bar[1] == 100)
+        if found is not None or complete:
+            self.log.facts.finished = order
+            words = found if found is not None else last
+            self.log.facts.finished_text = words[0].strip()[:200] if words is not None else "100%"
+
+    def end(self) -> None:
+        """The file is over."""
+        self.tracebacks.finish(self.log.facts)
+        text = plain(self.scanner.tail)
+        facts = self.log.facts
+        if facts.finished is None and not facts.failed:
+            self._look_for_end(text, self.log.next_order())
+        bar = _last_bar(text)
+        if (
+            bar is not None
+            and self._bar is not None
+            and facts.timeouts
+            and bar[0] == self._bar[0]
+            and bar[1] > self._bar[1] >= 0
+        ):
+            facts.moving = f"{bar[0]} {self._bar[1]}% when the others gave up, {bar[1]}% at the end of the log".strip()
+
+
+def _last_bar(text: str) -> tuple[str, int] | None:
+    """Label and percentage of the last progress bar in a text."""
+    place = text.rfind("%|")
+    found = p.BAR.match(text, max(0, place - 3)) or p.BAR.match(text, max(0, place - 2)) or p.BAR.match(text, max(0, place - 1))
+    if place < 0 or found is None:
+        return None
+    start = max(text.rfind("\n", 0, found.start()), 0)
+    label = text[start : found.start()].strip(" \n:")[-40:]
+    return "".join(character for character in label if not character.isdigit()).strip(), int(found[1])

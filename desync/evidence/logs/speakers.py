@@ -1,0 +1,66 @@
+"""Who says a line: what launchers and torch put in front of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """All that is known of who wrote a line; only ``rank`` is sure to be the rank in the job."""
+
+    rank: int | None = None
+    """From torch's own ``[rankN]:``, or mpirun's tag."""
+    task: int | None = None
+    """srun's label: as a rule the rank."""
+    local: int | None = None
+    """torchrun's ``[default3]:``: the rank on its node."""
+    pid: int | None = None
+    host: str | None = None
+    file: int = 0
+    """Number of the file."""
+    file_rank: int | None = None
+    """From the file's name."""
+
+
+_PREFIXES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\[rank(\d{1,6})\]:\s?"), "rank"),
+    (re.compile(r"\[\d+,(\d{1,6})\]<std(?:out|err)>:\s?"), "rank"),
+    (re.compile(r"\[[A-Za-z_]{1,32}(\d{1,5})\]:\s?"), "local"),
+    (re.compile(r"\s{0,6}(\d{1,5}): "), "task"),
+    (re.compile(r"\([\w.<>:]{1,100} pid=(\d{1,9})(?:, ip=[\d.:a-f]+)?\)\s?"), "pid"),
+)
+_CRI = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([FP]) ")
+_INNER_RANK = re.compile(r"\[rank(\d{1,6})\]:")
+_NCCL_HEAD = re.compile(r"([\w.-]{1,100}):(\d{1,9}):\d{1,9} \[(\d{1,3})\]")
+MAX_PREFIXES = 6
+
+
+def parse(line: str, base: Speaker) -> tuple[Speaker, str]:
+    """Who says the line, and what is left of it.  ``base`` is what the file's name tells."""
+    speaker, rest = base, line
+    for _ in range(MAX_PREFIXES):
+        for pattern, field in _PREFIXES:
+            if (found := pattern.match(rest)) is not None:
+                speaker = replace(speaker, **{field: int(found[1])})  # type: ignore[arg-type]  # a field name of the table
+                rest = rest[found.end() :]
+                break
+        else:
+            break
+    if speaker.rank is None and (inner := _INNER_RANK.search(rest)) is not None:
+        # Another process's unfinished line stands in front.
+        speaker, rest = replace(speaker, rank=int(inner[1])), rest[inner.end() :]
+    return speaker, rest
+
+
+def container(line: str) -> tuple[str, str, bool] | None:
+    """For a line of a container's log: stream, content, and whether the line goes on in the next; None for any other."""
+    found = _CRI.match(line)
+    return (found[1], line[found.end() :], found[2] == "P") if found else None
+
+
+def nccl_head(line: str) -> tuple[str, int] | None:
+    """Host and process of a line of NCCL's."""
+    found = _NCCL_HEAD.search(line)
+    return (found[1], int(found[2])) if found else None

@@ -1,0 +1,160 @@
+"""What logs say that is neither an operation nor an end: as claims, for the diagnosis to weigh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from desync.evidence.logs.facts import Barrier, Facts, Joining, Trouble
+from desync.evidence.logs.failures import Failures
+from desync.evidence.logs.ranks import DEFAULT, Ranks
+from desync.evidence.logs.structure import structure
+from desync.evidence.logs.victims import is_victim
+from desync.model import Claim, ClaimKind
+
+SIZES_DIFFER = "op.preamble.length <= op.nbytes"
+MAX_QUOTED = 8
+"""Lines of one kind that are quoted."""
+
+
+def statements(facts: Facts, ranks: Ranks, ends: Failures) -> tuple[Claim, ...]:
+    """The claims of one run."""
+    return (
+        *_barriers(facts, ranks),
+        *_rendezvous(facts, ranks),
+        *_network(facts, ranks),
+        *_kernel(facts, ranks),
+        *_memory(facts, ranks),
+        *_watchdog(facts, ranks),
+        *_finished(facts),
+        *_moving(facts, ranks, ends),
+        *_raised(facts, ranks, ends),
+        *_mismatches(facts),
+        *structure(facts),
+    )
+
+
+def _barriers(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
+    """Only rank 0's list counts; where it has none, it is itself the one that did not come."""
+    reached = {each.reached for each in facts.barriers if each.reached is not None}
+    lists = [each for each in facts.barriers if each.missing]
+    if not lists and not reached:
+        return
+    if not lists:
+        first = min(facts.barriers, key=lambda each: each.order)
+        yield _absent(first, (0,), f"{len(reached)} ranks reached it and waited for rank 0, which says nothing")
+        return
+    missing = {rank for each in lists for rank in each.missing}
+    longest = max(lists, key=lambda each: len(each.missing))
+    heard = reached | {each.by for each in lists if each.by is not None}
+    if len(missing) == 1 and len(heard) + 1 < ranks.world and len(heard) > 1:
+        # Without wait_all_ranks rank 0 names the first that fails; all others that came say so themselves.
+        missing |= set(range(ranks.world)) - heard
+    yield _absent(longest, tuple(sorted(missing - reached)), longest.text)
+
+
+def _absent(barrier: Barrier, missing: tuple[int, ...], text: str) -> Claim:
+    time = barrier.time or barrier.order
+    return Claim(ClaimKind.ABSENT, missing, text, by=barrier.by or 0, time=time, group=DEFAULT, op="barrier")
+
+
+def _rendezvous(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
+    waits = [each for each in facts.joining if each.key == 1]
+    if not waits:
+        return
+    last = max(waits, key=lambda each: each.order)
+    came = {rank for each in waits if (rank := each.rank if each.rank is not None else ranks.of(each.speaker)) is not None}
+    missing = tuple(rank for rank in range(last.world) if rank not in came) if _all_heard(came, last) else ()
+    if not (any(each.gave_up for each in waits) or last.came != last.world):
+        return
+    text = f"{last.came} of {last.world} ranks came to the rendezvous"
+    yield Claim(ClaimKind.RENDEZVOUS, missing, text, by=last.rank, time=last.time or last.order, op="init_process_group")
+
+
+def _all_heard(came: set[int], last: Joining) -> bool:
+    """Whether every rank that came has named itself, so that those that did not are known."""
+    return len(came) == last.came < last.world
+
+
+def _network(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
+    yield from _quoted(ClaimKind.NETWORK, (each for each in facts.troubles if each.kind == "network"), ranks)
+
+
+def _quoted(kind: ClaimKind, troubles: Iterable[Trouble], ranks: Ranks) -> Iterator[Claim]:
+    for each in sorted(troubles, key=lambda trouble: (trouble.time or 0, trouble.order))[:MAX_QUOTED]:
+        rank = ranks.of(each.speaker)
+        rank = rank if rank is not None else ranks.of_pid(each.pid, each.host)
+        host = f"{each.host}: " if each.host else ""
+        yield Claim(kind, () if rank is None else (rank,), host + each.text, by=rank, time=each.time or each.order)
+
+
+def _kernel(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
+    for each in facts.troubles:
+        if each.kind == "kernel" and (rank := ranks.of_pid(each.pid)) is not None:
+            yield Claim(ClaimKind.KERNEL, (rank,), each.text, time=each.time or each.order)
+        elif each.kind == "srun_memory" and each.number is not None:
+            yield Claim(ClaimKind.KERNEL, (each.number,), each.text, time=each.time or each.order)
+        elif each.kind == "oom_events":
+            yield Claim(ClaimKind.KERNEL, (), each.text, time=each.time or each.order)
+
+
+def _memory(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
+    """A message about memory without a traceback: it was caught, and the rank went on."""
+    raised = {each.order for each in facts.tracebacks}
+    told = {each.message[:100] for each in facts.tracebacks}
+    for each in facts.troubles:
+        if each.kind != "out_of_memory" or each.order in raised or any(text and text in each.text for text in told):
+            continue
+        rank = ranks.of(each.speaker)
+        if rank is None and each.number is not None and ranks.single_node:
+            rank = each.number
+        if rank is not None:
+            yield Claim(ClaimKind.OUT_OF_MEMORY, (rank,), each.text, by=rank, time=each.time or each.order)
+
+
+def _watchdog(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
+    beats = [each for each in facts.troubles if each.kind == "heartbeat"]
+    if beats:
+        who = tuple(sorted({rank for each in beats if (rank := ranks.of(each.speaker)) is not None}))
+        first = min(beats, key=lambda each: each.order)
+        yield Claim(ClaimKind.TEARDOWN, who, first.text, by=ranks.of(first.speaker), time=first.time or first.order)
+    for each in facts.troubles:
+        if each.kind == "gil" and (rank := ranks.of(each.speaker)) is not None:
+            yield Claim(ClaimKind.ABSENT, (rank,), each.text, by=rank, time=each.time or each.order)
+
+
+def _finished(facts: Facts) -> Iterator[Claim]:
+    if facts.finished is not None:
+        yield Claim(ClaimKind.FINISHED, (), facts.finished_text, time=facts.finished)
+
+
+def _moving(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
+    """A progress bar has no rank; if all ranks but one have given up, it is that one's."""
+    if not facts.moving:
+        return
+    silent = set(range(ranks.world)) - {ranks.of(each.speaker, each.group_rank) for each in facts.timeouts} - ends.victims
+    if len(silent) == 1:
+        yield Claim(ClaimKind.MOVING, tuple(silent), facts.moving)
+
+
+def _raised(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
+    """An exception of its own whose rank no line tells; the first that the launcher saw is a guess."""
+    own = [each for each in ends.anonymous if not is_victim(each.type, each.message)]
+    roots = {each.rank for each in facts.ended if each.root and each.rank is not None and each.code > 0}
+    guess = tuple(roots) if len(own) == 1 == len(roots) else ()
+    for each in own[:MAX_QUOTED]:
+        text = f"{each.type}: {each.message}".splitlines()[0][:300]
+        yield Claim(ClaimKind.RAISED, guess, text, time=each.time or each.order)
+
+
+def _mismatches(facts: Facts) -> Iterator[Claim]:
+    """Comparisons that torch and gloo made themselves."""
+    refused = [each for each in facts.fingerprints if each.mismatch]
+    if refused:
+        first = refused[0]
+        text = f"the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL refused operation #{first.seq}"
+        yield Claim(ClaimKind.MISMATCH, (), text, time=first.time or first.order, seq=first.seq)
+    for each in facts.tracebacks:
+        if SIZES_DIFFER in each.message:
+            text = each.message[each.message.find(SIZES_DIFFER) :].splitlines()[0][:200]
+            yield Claim(ClaimKind.MISMATCH, (), text, by=each.speaker.rank, time=each.time or each.order)
+            return
