@@ -41,3 +41,7 @@ class ReportError(DesyncError):
 
 class LaunchError(DesyncError):
     """The job's command could not be started."""
+
+
+class EvidenceError(DesyncError):
+    """What is left of a job (dumps, logs, archives) cannot be found or read."""

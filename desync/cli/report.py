@@ -30,12 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``desync report``."""
     run_dir = f"the run's directory, or its {REPORT} (default: the newest run)"
     parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help=run_dir)
+    add_output_arguments(parser)
+    parser.add_argument("--open", action="store_true", help=f"open {PAGE} of the run in a browser")
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how a report is shown: its format, where it goes, and the status that it gives."""
     parser.add_argument("--format", choices=tuple(FORMATS), default="terminal", help="default: terminal")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of standard output")
     parser.add_argument("--force", action="store_true", help="let -o replace an existing file")
     private = "in Markdown, keep home directories, names of machines, addresses and what looks like a secret"
     parser.add_argument("--full", action="store_true", help=private)
-    parser.add_argument("--open", action="store_true", help=f"open {PAGE} of the run in a browser")
     parser.add_argument("--check", action="store_true", help="exit with 1 if there is a finding")
 
 
@@ -44,11 +49,17 @@ def run(arguments: argparse.Namespace) -> int:
     report = load(arguments.run_dir)
     if arguments.open:
         _open(report, arguments.run_dir)
-    elif arguments.output is None:
+    else:
+        deliver(report, arguments)
+    return 1 if arguments.check and report.findings else 0
+
+
+def deliver(report: Report, arguments: argparse.Namespace) -> None:
+    """Show the report, or write it where ``--output`` says."""
+    if arguments.output is None:
         _show(report, arguments)
     else:
         _write(_text(report, arguments), arguments.output, arguments.force)
-    return 1 if arguments.check and report.findings else 0
 
 
 def load(run_dir: Path | None) -> Report:

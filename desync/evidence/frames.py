@@ -9,7 +9,7 @@ from desync.model import CallSite, Frame
 
 MAX_FRAMES = 12
 _MACHINERY = re.compile(
-    r"/torch/(?:distributed|nn|autograd|_|utils|optim|cuda|fx|ao|library)|/torch/[a-z_]+\.py$"
+    r"(?:^|/)torch/(?:distributed|nn|autograd|_|utils|optim|cuda|fx|ao|library)|(?:^|/)torch/[a-z_]+\.py$"
     r"|/lib/python3[\d.]*/(?!site-packages|dist-packages)|^<frozen |^<string>$|/bin/torchrun$"
 )
 """torch's own files and the standard library."""

@@ -21,6 +21,7 @@ class Clock:
 
     def see(self, text: str) -> None:
         """Look for a time in a line."""
+        self._year = first_year(text) or self._year
         found = time_of(text, self._year)
         if found is not None:
             self._newest = found

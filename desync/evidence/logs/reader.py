@@ -10,7 +10,7 @@ from desync.evidence.logs.clock import Clock
 from desync.evidence.logs.facts import Facts
 from desync.evidence.logs.lines import LineScanner, plain
 from desync.evidence.logs.messages import MESSAGES, Line
-from desync.evidence.logs.speakers import Speaker, container, parse
+from desync.evidence.logs.speakers import Speaker, container, parse, unwrapped
 from desync.evidence.logs.summary import Summary
 from desync.evidence.logs.tracebacks import Tracebacks
 from desync.model import Frame
@@ -37,11 +37,21 @@ class LogReader:
         """Those of the newest run."""
         return self.runs[-1]
 
-    def read(self, stream: BinaryIO, *, file_rank: int | None = None, year: int | None = None) -> None:
-        """Read a log to its end.  ``year`` is for times without one.  Raises OSError."""
+    def read(
+        self,
+        stream: BinaryIO,
+        *,
+        file_rank: int | None = None,
+        file_local: int | None = None,
+        year: int | None = None,
+    ) -> None:
+        """Read a log to its end.  ``year`` is for times without one.
+
+        ``file_rank`` and ``file_local`` are the rank in the job and on its node that the file's name tells.  Raises OSError.
+        """
         self._files += 1
         scanner = LineScanner(stream)
-        reading = _Reading(self, scanner, Speaker(file=self._files, file_rank=file_rank), Clock(year))
+        reading = _Reading(self, scanner, Speaker(file=self._files, file_rank=file_rank, local=file_local), Clock(year))
         for text in scanner:
             reading.line(text)
         reading.end()
@@ -71,7 +81,7 @@ class _Reading:
 
     def line(self, text: str) -> None:
         """Take in one line."""
-        self._raw = text
+        self._raw = text = unwrapped(text)
         cut = container(text)
         if cut is not None:
             stream, content, goes_on = cut
@@ -90,6 +100,8 @@ class _Reading:
             return
         self._follow(rest)
         self._new_run(rest)
+        if p.STACK_HEAD in rest:
+            self._begin_stack(speaker)
         if rest.find("[repeated ") >= 0 and (found := p.REPEATED.search(rest)):
             self.log.facts.repeated += int(found[1])
         for word, handle in MESSAGES:
@@ -129,8 +141,6 @@ class _Reading:
 
     def _after(self, line: Line) -> None:
         facts = self.log.facts
-        if p.STACK_HEAD in line.text:
-            self._begin_stack(line.speaker)
         if len(facts.timeouts) == 1 and self._bar is None:
             self._bar = _last_bar(plain(self.scanner.before) + self._raw) or ("", -1)
         if facts.finished is None and len(facts.troubles) + len(facts.timeouts) == 1:

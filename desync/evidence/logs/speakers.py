@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 
@@ -58,6 +59,17 @@ def container(line: str) -> tuple[str, str, bool] | None:
     """For a line of a container's log: stream, content, and whether the line goes on in the next; None for any other."""
     found = _CRI.match(line)
     return (found[1], line[found.end() :], found[2] == "P") if found else None
+
+
+def unwrapped(line: str) -> str:
+    """The content of a line that a container's daemon has put into JSON; any other line as it is."""
+    if line.startswith('{"log":'):
+        try:
+            content = json.loads(line)["log"]
+        except (ValueError, KeyError, RecursionError):
+            return line
+        return content.rstrip("\n") if isinstance(content, str) else line
+    return line
 
 
 def nccl_head(line: str) -> tuple[str, int] | None:

@@ -1,0 +1,85 @@
+"""``desync explain``: the same report for a job that ran without desync, from what it left behind."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from desync.errors import UsageError
+
+if TYPE_CHECKING:
+    from desync.model import Diagnosis, Evidence
+    from desync.report.model import Report
+
+NAME = "explain"
+HELP = "diagnose a job that ran without desync: from flight-recorder dumps, logs, ncclras or py-spy output"
+
+_SWITCHES = (
+    "to see more the next time: run it under `desync watch`, or set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
+    "(TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9) and keep TORCH_NCCL_DEBUG_INFO_TEMP_FILE's dumps of all ranks"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``desync explain``."""
+    from desync.cli.report import add_output_arguments
+
+    what = "dumps, logs, answers of ncclras, py-spy dumps, journals; folders, archives and patterns of them"
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=what)
+    add_output_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Diagnose and show; returns 1 with ``--check`` if there is a finding, else 0."""
+    from desync.cli.report import deliver
+
+    if arguments.format == "timeline":
+        raise UsageError(
+            "a timeline needs journals", "use `desync report RUN_DIR --format timeline` with a run of `desync watch`"
+        )
+    report = explain(arguments.paths)
+    deliver(report, arguments)
+    return 1 if arguments.check and report.findings else 0
+
+
+def explain(paths: list[str]) -> Report:
+    """The report on what lies at these paths.  Raises a DesyncError if nothing there can be read."""
+    from desync.diagnosis.claims import interpret
+    from desync.evidence.mixture import gather
+    from desync.evidence.sources import find
+    from desync.report.build import build_report
+    from desync.report.model import Timing
+
+    evidence = gather(find(paths))
+    diagnosis = interpret(evidence)
+    evidence = _with_advice(evidence, diagnosis)
+    diverged = diagnosis.findings[0].time if diagnosis.findings else None
+    return _spoken(build_report(evidence, diagnosis, Timing(diverged_at=diverged)), evidence, diagnosis)
+
+
+def _with_advice(evidence: Evidence, diagnosis: Diagnosis) -> Evidence:
+    """Where operations were not recorded and something is wrong: what would have shown more."""
+    from dataclasses import replace
+
+    recorded = any(len(trace.operations) > 1 and trace.dropped for trace in evidence.traces)
+    if recorded or not diagnosis.findings:
+        return evidence
+    return replace(evidence, notes=(*evidence.notes, _SWITCHES))
+
+
+def _spoken(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> Report:
+    """Without a finding, the verdict in the words of what was read: a log is no record of operations."""
+    from dataclasses import replace
+
+    from desync.model import Certainty, ClaimKind, Status
+
+    if diagnosis.findings or any(len(trace.operations) for trace in evidence.traces):
+        return report
+    finished = next((claim for claim in evidence.claims if claim.kind is ClaimKind.FINISHED), None)
+    if diagnosis.status is Status.HEALTHY and finished is not None:
+        summary = f"Nothing in the log describes a fault, and it says that the job ended ({finished.text})."
+        verdict = replace(report.verdict, status=Status.HEALTHY, certainty=Certainty.LIKELY, summary=summary, advice="")
+    else:
+        summary = "Nothing that was read describes a fault, and nothing says that the job came to its end."
+        verdict = replace(report.verdict, status=Status.UNKNOWN, summary=summary, advice=_SWITCHES)
+    return replace(report, verdict=verdict)
