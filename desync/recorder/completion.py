@@ -1,9 +1,9 @@
 """When the communication of an operation is over, learnt without keeping its tensors alive.
 
 Most of gloo's collectives have a future that calls back from gloo's own thread.  Its sends, receives and reduce_scatters have
-none; for them the return of ``Work.wait`` is what can be seen, and until then their ``Work`` is kept, as torch itself demands
-of the caller.  A handle that nobody else holds any more is let go of: nobody will wait on it.  Works of other backends are
-never touched.
+none; for them, and for calls that wait themselves (``async_op=False``), the return of ``Work.wait`` is what can be seen, and
+until then their ``Work`` is kept, as torch itself demands of the caller.  A handle that nobody else holds any more is let
+go of: nobody will wait on it.  Works of other backends are never touched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def watcher(session: Session, operator: Operator) -> Callable[[Any, int], None]:
     """The function that is given a result and its serial number and sees to it that the completion is recorded."""
     if operator.blocks:
         return lambda _result, serial: session.writer.completed(serial)
-    return _waited(session) if operator.kind.value == "p2p" else _called_back(session)
+    return waited(session) if operator.kind.value == "p2p" else _called_back(session)
 
 
 def _called_back(session: Session) -> Callable[[Any, int], None]:
@@ -35,7 +35,7 @@ def _called_back(session: Session) -> Callable[[Any, int], None]:
 
     unbox = Work.unbox
     completed = session.writer.completed
-    keep = _waited(session)
+    keep = waited(session)
     has_future = True
 
     def finish(result: Any, serial: int) -> None:
@@ -67,7 +67,8 @@ def _called_back(session: Session) -> Callable[[Any, int], None]:
     return finish
 
 
-def _waited(session: Session) -> Callable[[Any, int], None]:
+def waited(session: Session) -> Callable[[Any, int], None]:
+    """The function that is given the result of a call on which somebody will wait, and records the completion then."""
     from torch._C._distributed_c10d import Work
 
     unbox = Work.unbox

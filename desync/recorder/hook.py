@@ -23,6 +23,7 @@ from desync.recorder.groups import GroupEntry, Groups
 from desync.recorder.operators import Operator, discover
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
+from desync.recorder.torch_functions import Functions
 
 PART = "recording operations"
 MAX_TENSORS = 8
@@ -90,7 +91,6 @@ class ReduceNames:
 
     def __init__(self) -> None:
         from torch.distributed import ReduceOp
-        from torch.distributed import distributed_c10d as c10d
 
         kinds = [getattr(ReduceOp, name) for name in _REDUCE_OPS if hasattr(ReduceOp, name)]
         names = [str(kind).rpartition(".")[2].lower() for kind in kinds]
@@ -98,9 +98,7 @@ class ReduceNames:
         self._kinds = kinds
         self._by_id = dict(zip(map(id, kinds), names, strict=True))
         self._by_number = dict(zip(map(int, kinds), names, strict=True))
-        functions = (_innermost(getattr(c10d, name, None)) for name in _REDUCING)
-        self._codes = [function.__code__ for function in functions if "op" in function.__code__.co_varnames]
-        self._code_ids = frozenset(map(id, self._codes))  # a code object's hash takes longer than the whole look-up
+        self._reducing = Functions("op")
         self._by_bucket: dict[int, str] = {}
 
     def name(self, boxed: Any, caller: FrameType | None, bucket: int) -> str:
@@ -108,7 +106,7 @@ class ReduceNames:
 
         ``caller`` is the frame that called the operator; ``bucket`` the label of the bucket that the reducer launches, or 0.
         """
-        if caller is not None and id(caller.f_code) in self._code_ids:
+        if caller is not None and id(caller.f_code) in self._reducing.ids:
             # An op with a factor (premul_sum) is another object: it is asked.
             name = self._by_id.get(id(caller.f_locals["op"]))
         else:
@@ -124,17 +122,6 @@ class ReduceNames:
 
 
 _REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced")
-
-
-def _innermost(function: Any) -> Any:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function if hasattr(function, "__code__") else _no_function
-
-
-def _no_function() -> None:
-    """Stands for a function that this torch does not have."""
 
 
 Finish = Callable[[Any, int], None]
@@ -196,36 +183,36 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
     launched = buckets.launched if operator.name == "allreduce_" else buckets.never
     type_word = RecordType.OPERATION | (Flag.HAS_TAG if tag_at is not None else 0)
 
-    finish = completion.watcher(session, operator)
-    hold = functools.partial(backwards.of(session).hold, finish)
+    finish, wait = completion.watcher(session, operator), completion.waited(session)
+    hold: Finish = functools.partial(backwards.of(session).hold, finish)
+    waiting = Functions("async_op", "async_ops").ids if async_at is not None else frozenset()
 
     def record(arguments: tuple[Any, ...]) -> tuple[int, Finish | None]:
         entered = _now()
         group = groups.get(unbox(arguments[group_at])) or find(unbox(arguments[group_at]))
         peer, sequence = place(arguments, group)
+        flags = type_word | (Flag.COMPLETION_KNOWN if group.completes else 0)
+        # An omitted async_op is True in every schema that has one.
+        if async_at is not None and (len(arguments) <= async_at or arguments[async_at]):
+            flags |= Flag.ASYNC
         try:
             if _exception() is not None:
                 exceptions.held_back(session)
             caller = _caller()
             bucket = launched(arguments[0], caller) if buckets.active else 0
             call = signature(arguments, caller, bucket)
-            watch = hold if bucket else finish
             if bucket:
                 # The reducer runs inside a backward, whose call site was found when it began: the walk would find the same.
-                site = session.backward_site or site_at(caller)
+                site, watch = session.backward_site or site_at(caller), hold
             else:
                 # Threads of autograd have no frames of the user: what they launch belongs to the last backward.
                 site = site_at(caller) or session.backward_site
                 bucket = buckets.hooked() if buckets.active else 0
+                # Torch's own functions wait for what is not asynchronous: seeing that costs less than a callback.
+                watch = wait if not flags & Flag.ASYNC and caller is not None and id(caller.f_code) in waiting else finish
         except Exception as error:  # noqa: BLE001 - its place in the group must not be lost with its description
             session.failed(PART, error)
             call, site, bucket, watch = bare, 0, 0, finish
-        flags = type_word
-        # An omitted async_op is True in every schema that has one.
-        if async_at is not None and (len(arguments) <= async_at or arguments[async_at]):
-            flags |= Flag.ASYNC
-        if group.completes:
-            flags |= Flag.COMPLETION_KNOWN
         tag = arguments[tag_at] if tag_at is not None and len(arguments) > tag_at else 0
         serial = write(flags, group.number, sequence, call, site, peer, tag, thread(), bucket, entered)
         return serial, watch if group.completes else None
