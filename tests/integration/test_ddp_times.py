@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from typing import Any
 
@@ -48,27 +49,53 @@ def test_they_agree_with_torchs_logger_within_15_percent(job: jobs.Finished, ran
     assert mean("compute_ns") == pytest.approx(int(said["avg_backward_compute_time"]), rel=0.15)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_they_agree_with_the_profilers_trace_of_the_same_step(job: jobs.Finished, rank: int) -> None:
-    step = steps_of(job, rank)[MEASURED - 1]
-    events = json.loads((job.folder / f"{rank}.trace.json").read_text())["traceEvents"]
+class Profiled:
+    """One backward in the profiler's trace; times in nanoseconds."""
 
-    def spans(name: str) -> list[tuple[float, float]]:
-        found = [event for event in events if event.get("ph") == "X" and event["name"] == name]
+    def __init__(self, events: list[dict[str, Any]], start: float, end: float) -> None:
+        self._events = [event for event in events if start <= event["ts"] * 1e3 <= end]
+
+    def spans(self, name: str) -> list[tuple[float, float]]:
+        found = [event for event in self._events if event["name"] == name]
         return sorted((event["ts"] * 1e3, (event["ts"] + event["dur"]) * 1e3) for event in found)
 
-    launched = spans("c10d::allreduce_")[0][0]
-    ready = spans("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")[-1][1]
-    copied = spans("torch.distributed.ddp.reducer::copy_bucket_to_grad")[-1][1]
-    assert step.overlap_ns == pytest.approx(ready - launched, rel=0.15)
-    assert step.tail_ns == pytest.approx(copied - ready, rel=0.15)
+    @property
+    def ready(self) -> float:
+        """When the last gradient had been accumulated."""
+        return self.spans("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")[-1][1]
 
-    # A bucket is seen to complete when gloo's thread has got the GIL for it: not before it is over, nor after the backward.
-    assert step.timed
-    for launch, (start, end) in zip(step.launches, spans("gloo:all_reduce"), strict=True):
-        completed = launch.operation.completed or 0
-        assert 0.95 * (end - start) <= completed - launch.entered
-        assert completed <= step.backward_end
+    @property
+    def overlap_ns(self) -> float:
+        return self.ready - self.spans("c10d::allreduce_")[0][0]
+
+    @property
+    def tail_ns(self) -> float:
+        return self.spans("torch.distributed.ddp.reducer::copy_bucket_to_grad")[-1][1] - self.ready
+
+
+def profiled(job: jobs.Finished, rank: int) -> list[Profiled]:
+    """The backwards in the profiler's trace, in order."""
+    content = json.loads((job.folder / f"{rank}.trace.json").read_text())["traceEvents"]
+    events = [event for event in content if event.get("ph") == "X"]
+    return [Profiled(events, *span) for span in Profiled(events, 0, math.inf).spans("the backward")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_they_agree_with_the_profilers_trace_of_the_same_steps(job: jobs.Finished, rank: int) -> None:
+    seen = profiled(job, rank)
+    same = steps_of(job, rank)[MEASURED - len(seen) : MEASURED]
+    assert len(seen) == len(same) == 5
+
+    # A process that loses the processor between the two clocks' readings spoils one step, and not the median.
+    for name in ("overlap_ns", "tail_ns"):
+        ratios = [getattr(ours, name) / getattr(theirs, name) for ours, theirs in zip(same, seen, strict=True)]
+        assert statistics.median(ratios) == pytest.approx(1, abs=0.15), name
+
+    # A bucket is seen to complete when gloo's thread has got the GIL for it: a little late, and never before it is over.
+    for ours, theirs in zip(same, seen, strict=True):
+        assert ours.timed
+        for launch, (start, end) in zip(ours.launches, theirs.spans("gloo:all_reduce"), strict=True):
+            assert 0.95 * (end - start) <= (launch.operation.completed or 0) - launch.entered
 
 
 def test_the_module_is_known_with_what_torch_says_of_it(job: jobs.Finished) -> None:

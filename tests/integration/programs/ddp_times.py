@@ -1,6 +1,6 @@
 """A DDP training with buckets that take long enough to be measured, measured by torch's own logger and by its profiler too.
 
-    ddp_times.py FOLDER    leaves <rank>.json (the logger's words) and <rank>.trace.json (the profiler's trace of the 10th step)
+    ddp_times.py FOLDER    leaves <rank>.json (the logger's words), <rank>.trace.json (the profiler's, of PROFILED steps)
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 WIDTH, LAYERS = 768, 8
 MEASURED = 10
-"""Iterations that torch's logger measures."""
+"""Iterations that torch's logger measures; the last PROFILED of them are in the profiler's trace too."""
+PROFILED = 5
 
 
 def main(folder: Path) -> None:
@@ -34,10 +35,11 @@ def main(folder: Path) -> None:
             loss.backward()
         optimizer.step()
 
-    for _ in range(MEASURED - 1):
+    for _ in range(MEASURED - PROFILED):
         step()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        step()
+        for _ in range(PROFILED):
+            step()
     step()  # the logger adds up an iteration when the next one begins
     logged = model._get_ddp_logging_data()
     profiler.export_chrome_trace(str(folder / f"{dist.get_rank()}.trace.json"))
