@@ -23,7 +23,7 @@ def interpret(evidence: Evidence) -> Diagnosis:
     """The findings for a job of which only dumps, logs and the like are left."""
     base = diagnose(evidence)
     board = lay_out(evidence)
-    found = [_weighed(finding, board) for finding in base.findings if not _left_open(finding)]
+    found = [_weighed(_hung(finding, evidence), board) for finding in base.findings if not _left_open(finding)]
     if not found:
         found = aftermath.findings(board) or list(base.findings) or exchanges.findings(board)
     found = hearsay.weigh(evidence, found)
@@ -34,6 +34,16 @@ def interpret(evidence: Evidence) -> Diagnosis:
 def _left_open(finding: Finding) -> bool:
     """Whether the base could not decide it: a circle, or victims only."""
     return finding.cause in _CIRCLES or (finding.cause is Cause.UNKNOWN and finding.status is Status.UNKNOWN)
+
+
+def _hung(finding: Finding, evidence: Evidence) -> Finding:
+    """A mismatch that the watchdog ended has hung until then; where a log has no times, the base cannot know that."""
+    if finding.status is not Status.CRASH or finding.divergence is None or finding.cause not in _NEEDS_LINES:
+        return finding
+    came = [trace for trace in evidence.traces if trace.rank in finding.divergence.by_rank]
+    failures = [mark.failure.message for trace in came for mark in trace.marks if mark.failure is not None]
+    timed_out = any("collective operation timeout" in message for message in failures)
+    return replace(finding, status=Status.HANG) if timed_out else finding
 
 
 def _weighed(finding: Finding, board: Board) -> Finding:
@@ -54,7 +64,9 @@ def _weighed(finding: Finding, board: Board) -> Finding:
             cause = _CHANGES.get(broken.change)
             if cause is not None:
                 return replace(finding, cause=cause, certainty=Certainty.LIKELY)
-    return replace(finding, certainty=Certainty.POSSIBLE)
+    both = "without the lines of the calls, one call too few and one too many look alike"
+    evidence = finding.evidence if finding.cause is Cause.ARGUMENT_MISMATCH else (*finding.evidence, both)
+    return replace(finding, certainty=Certainty.POSSIBLE, evidence=evidence)
 
 
 def _has_lines(finding: Finding) -> bool:

@@ -20,8 +20,12 @@ class Clock:
         self._newest: int | None = None
 
     def see(self, text: str) -> None:
-        """Look for a time in a line."""
-        self._year = first_year(text) or self._year
+        """Look for a time in a line; a full date tells the year of the others, too."""
+        if ":" not in text:
+            return
+        full = _FULL.search(text) if "20" in text else None
+        if full is not None:
+            self._year = _year(full) or self._year
         found = time_of(text, self._year)
         if found is not None:
             self._newest = found
@@ -33,7 +37,7 @@ class Clock:
 
 def time_of(text: str, year: int | None) -> int | None:
     """The time that a line names (epoch ns); None if there is none, or its year is not known."""
-    if (head := HEAD.search(text)) is not None and head[2] is not None and year is not None:
+    if ".cpp:" in text and (head := HEAD.search(text)) is not None and head[2] is not None and year is not None:
         return _ns(year, int(head[2][:-2]), int(head[2][-2:]), int(head[3]), int(head[4]), int(head[5]), head[6])
     if (full := _FULL.search(text)) is not None:
         day = (int(full[1]), int(full[2]), int(full[3]))
@@ -46,7 +50,11 @@ def time_of(text: str, year: int | None) -> int | None:
 def first_year(text: str) -> int | None:
     """The first year that a text names in a full date."""
     found = _FULL.search(text)
-    return int(found[1]) if found is not None and 2015 <= int(found[1]) <= 2100 else None
+    return _year(found) if found is not None else None
+
+
+def _year(full: re.Match[str]) -> int | None:
+    return int(full[1]) if 2015 <= int(full[1]) <= 2100 else None
 
 
 def _ns(year: int, month: int, day: int, hour: int, minute: int, second: int, fraction: str) -> int | None:

@@ -138,7 +138,8 @@ class Trouble:
     """A line about the network, the kernel, the watchdog or memory that stands for itself."""
 
     kind: str
-    """network, network_back, peer_gone, kernel, srun_memory, heartbeat, gil, nccl_error, cuda_error, out_of_memory, fatal."""
+    """network, network_back, peer_gone, kernel, oom_events, srun_memory, heartbeat, gil, nccl_error, cuda_error or
+    out_of_memory."""
     speaker: Speaker
     order: int
     time: int | None
@@ -184,7 +185,8 @@ class Facts:
     observers: list[Speaker] = field(default_factory=list)
     """Ranks that dump only because another one asked for it."""
     lagging: list[Lagging] = field(default_factory=list)
-    fingerprints: list[Fingerprint] = field(default_factory=list)
+    printed: dict[tuple[Speaker, int], list[Fingerprint]] = field(default_factory=dict)
+    """The newest operations that DETAIL's wrapper printed, by who said it and the rank in the group."""
     barriers: list[Barrier] = field(default_factory=list)
     tracebacks: list[Traceback] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
@@ -205,6 +207,11 @@ class Facts:
     """A progress bar that went on after the first time-out."""
     repeated: int = 0
     """Lines that Ray folded away: ranks that are not printed are not absent."""
+
+    @property
+    def fingerprints(self) -> list[Fingerprint]:
+        """All that is kept of what the wrapper printed."""
+        return [each for kept in self.printed.values() for each in kept]
 
     @property
     def failed(self) -> bool:

@@ -23,15 +23,19 @@ ANCHORS: tuple[bytes, ...] = (
     b"elastic",
     b"store based",
     b"ut of memory",
-    b"oom_kill",
     b"Killed",
     b"srun: ",
-    b"Fatal Python",
     b"Setting OMP",
     b"world_size",
 )
 """Short strings, one of which is in every line that :mod:`~desync.evidence.logs.patterns` understands (or in one shortly
 before it, for the lines of a block).  Each costs a pass over the file, so that there are few."""
+
+_RUNNING = b"Running collective: "
+_FRAME = b"frame #"
+_NCCL_INFO = b" NCCL INFO "
+_NCCL_WORDS = (b"Init COMPLETE", b"port active", b"closed", b"error", b"[E")
+MAX_SPEAKERS = 65536
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
@@ -67,11 +71,29 @@ class LineScanner:
             yield from self._lines(carried, len(carried))
 
     def _lines(self, chunk: bytes, end: int) -> Iterator[str]:
+        newest: dict[bytes, list[bytes]] = {}
+        for start, line in self._hits(chunk, end):
+            if _RUNNING in line:
+                _keep_newest(newest, line)
+            elif self._wanted(line):
+                self.before = chunk[max(0, start - MAX_LINE) : start]
+                yield _text(line)
+        for lines in newest.values():
+            yield from map(_text, lines)
+
+    def _wanted(self, line: bytes) -> bool:
+        """Whether a line is worth the trouble of becoming text; most of NCCL's own are not."""
+        if self.follow:
+            self.follow -= 1
+            return _FRAME not in line[:80]
+        return _NCCL_INFO not in line or any(word in line for word in _NCCL_WORDS)
+
+    def _hits(self, chunk: bytes, end: int) -> Iterator[tuple[int, bytes]]:
+        """The lines with an anchor, or that are wanted whatever they hold, with their places."""
         cursor = 0
         hits = [chunk.find(anchor, 0, end) for anchor in ANCHORS]
         while cursor < end:
             if self.follow:
-                self.follow -= 1
                 hit = cursor
             else:
                 known = [found for found in hits if found >= 0]
@@ -79,12 +101,21 @@ class LineScanner:
                     return
                 hit = min(known)
             start, stop = _bounds(chunk, cursor, hit, end)
-            self.before = chunk[max(0, start - MAX_LINE) : start]
-            yield _text(chunk[max(start, hit - MAX_LINE // 2) : min(stop, hit + MAX_LINE)])
+            yield start, chunk[max(start, hit - MAX_LINE // 2) : min(stop, hit + MAX_LINE)]
             cursor = stop + 1
             for index, found in enumerate(hits):
                 if 0 <= found < cursor:
                     hits[index] = chunk.find(ANCHORS[index], cursor, end)
+
+
+def _keep_newest(newest: dict[bytes, list[bytes]], line: bytes) -> None:
+    """DETAIL prints a line for every collective of every rank; the newest two of each rank say all."""
+    before = line[: line.find(_RUNNING)]
+    key = before[: before.find(b"[I")] + before[before.rfind(b"[Rank") :]
+    if key in newest or len(newest) < MAX_SPEAKERS:
+        kept = newest.setdefault(key, [])
+        kept.append(line)
+        del kept[:-2]
 
 
 def _bounds(chunk: bytes, low: int, hit: int, high: int) -> tuple[int, int]:

@@ -183,17 +183,13 @@ def fingerprint(line: Line, facts: Facts) -> bool:
         return False
     facts.speakers[line.speaker] = None
     own = _fingerprint(line, int(match[1]), printed, mismatch=found is not None)
-    facts.fingerprints = [each for each in facts.fingerprints if not _older(each, own)][-MAX_FACTS:]
-    facts.fingerprints.append(own)
+    kept = facts.printed.setdefault((line.speaker, own.group_rank), [])
+    kept.append(own)
+    del kept[:-KEPT_FINGERPRINTS]
     return True
 
 
-KEPT_FINGERPRINTS = 2
-
-
-def _older(known: Fingerprint, new: Fingerprint) -> bool:
-    same = known.speaker == new.speaker and known.group_rank == new.group_rank and not known.mismatch
-    return same and known.seq <= new.seq - KEPT_FINGERPRINTS
+KEPT_FINGERPRINTS = 3
 
 
 def _fingerprint(line: Line, rank: int, found: re.Match[str], mismatch: bool) -> Fingerprint:
@@ -377,6 +373,5 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("srun: ", srun),
     ("emory", out_of_memory),
     ("OutOfMemoryError", out_of_memory),
-    ("Fatal Python", _trouble("fatal", p.FATAL)),
 )
 """A word that is in every line of a kind, and the function for it; the first that takes a line ends the search."""

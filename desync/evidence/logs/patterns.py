@@ -99,8 +99,6 @@ OOM_EVENTS = re.compile(r"Detected (\d{1,6}) oom_kill event")
 SRUN = re.compile(r"srun: error: ([\w.-]{1,100}): tasks? ([\d,-]{1,400}): (.{1,80})")
 OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP|XPU) out of memory|ran out of memory|OutOfMemoryError")
 GPU = re.compile(r"\(GPU (\d{1,4});|GPU (\d{1,4}) has a total capac")
-FATAL = re.compile(r"Fatal Python error: (.{1,200})")
-
 WORLD = re.compile(r"\bworld_size[=: ]{1,3}(\d{1,7})\b", re.IGNORECASE)
 TORCH = re.compile(r"\btorch[=/: ]{1,2}(\d+\.\d+(?:\.\d+)?)")
 REPEATED = re.compile(r"\[repeated (\d{1,7})x across cluster\]")
@@ -108,9 +106,10 @@ REPEATED = re.compile(r"\[repeated (\d{1,7})x across cluster\]")
 BAR = re.compile(r"(\d{1,3})%\|[^|\r\n]{0,200}\| (\d{1,12})/(\d{1,12}) \[")
 STEPS = re.compile(r"\b(?:iteration|iter|step|epoch)\s{1,8}(\d{1,12})\s{0,4}/\s{0,12}(\d{1,12})\b", re.IGNORECASE)
 DONE = re.compile(
-    r"\btraining (?:is )?(?:complete|completed|finished|done)\b|\bfinished training\b|\bend of run\b|^Training time |"
+    r"\btraining (?:is )?(?:complete|completed|finished|done)\b|\bfinished training\b|\bend of run\b|^\s*training time |"
     r"\btrain(?:ing)? (?:run )?ended\b|\bafter training is done\b|\ball done\b|\bjob (?:completed|finished)\b|"
-    r"was not called before program exit|^wandb: .{0,10}(?:View run|Synced|Run summary)",
-    re.IGNORECASE | re.MULTILINE,
+    r"was not called before program exit|^wandb: .{0,10}(?:view run|synced|run summary)"
 )
-"""With these a program says that its work is done; none of them is looked for but at a log's end and before a late failure."""
+"""With these (in small letters) a program says that its work is done.  They are looked for only at a log's end and before a
+late failure, in the lines that hold one of DONE_WORDS."""
+DONE_WORDS = ("complete", "finished", "done", "end of run", "training time", "ended", "before program exit", "wandb: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -20,6 +21,8 @@ FOLLOW_CPP = 14
 FOLLOW_STACK = 48
 FOLLOW_TRACEBACK = 80
 FOLLOW_SUMMARY = 12
+MAX_END_LINES = 400
+"""How many lines before a failure, or at the end, are searched for words of success."""
 MAX_PARTS = 64
 """Pieces of one line that a container's log has cut."""
 
@@ -78,6 +81,7 @@ class _Reading:
         self._newest_stack: int | None = None
         self._bar: tuple[str, int] | None = None
         self._raw = ""
+        self._looked = False
 
     def line(self, text: str) -> None:
         """Take in one line."""
@@ -118,7 +122,7 @@ class _Reading:
         if self.tracebacks.take(line, facts):
             self.scanner.follow = max(self.scanner.follow, FOLLOW_TRACEBACK if self.tracebacks.open else 8)
             return False  # its last line can be a message as well
-        if (frame := p.STACK_FRAME.match(line.text)) is not None:
+        if line.text.startswith(("#", " #")) and (frame := p.STACK_FRAME.match(line.text)) is not None:
             self._stack_frame(line.speaker, frame[1], frame[2], int(frame[3]))
             return True
         return False
@@ -136,14 +140,16 @@ class _Reading:
     def _new_run(self, rest: str) -> None:
         """A launch after the end of another run, or a restart, begins a new one."""
         started = p.LAUNCH in rest and bool(self.log.facts.ended)
-        if started or p.RESTART.search(rest) is not None:
+        if started or ("orker group" in rest and p.RESTART.search(rest) is not None):
             self.log.new_run()
+            self._looked = False
 
     def _after(self, line: Line) -> None:
         facts = self.log.facts
         if len(facts.timeouts) == 1 and self._bar is None:
             self._bar = _last_bar(plain(self.scanner.before) + self._raw) or ("", -1)
-        if facts.finished is None and len(facts.troubles) + len(facts.timeouts) == 1:
+        if not self._looked and len(facts.troubles) + len(facts.timeouts) == 1:
+            self._looked = True
             self._look_for_end(plain(self.scanner.before), line.order - 1)
 
     def _begin_stack(self, speaker: Speaker) -> None:
@@ -161,14 +167,15 @@ class _Reading:
                 frames.append(Frame(function, file, line))
 
     def _look_for_end(self, text: str, order: int) -> None:
-        found = next(iter(list(p.DONE.finditer(text))[-1:]), None)
-        last = next(iter(list(p.STEPS.finditer(text))[-1:]), None)
+        lines = [line for line in text.splitlines()[-MAX_END_LINES:] if line]
+        words = next((found[0] for line in reversed(lines) if (found := _done(line)) is not None), None)
+        if words is None:
+            steps = next((found for line in reversed(lines) if (found := p.STEPS.search(line[:400])) is not None), None)
+            words = steps[0] if steps is not None and steps[1] == steps[2] else None
         bar = _last_bar(text)
-        complete = (last is not None and last[1] == last[2]) or (bar is not None and bar[1] == 100)
-        if found is not None or complete:
+        if words is not None or (bar is not None and bar[1] == 100):
             self.log.facts.finished = order
-            words = found if found is not None else last
-            self.log.facts.finished_text = words[0].strip()[:200] if words is not None else "100%"
+            self.log.facts.finished_text = (words or "100%").strip()[:200]
 
     def end(self) -> None:
         """The file is over."""
@@ -186,6 +193,11 @@ class _Reading:
             and bar[1] > self._bar[1] >= 0
         ):
             facts.moving = f"{bar[0]} {self._bar[1]}% when the others gave up, {bar[1]}% at the end of the log".strip()
+
+
+def _done(line: str) -> re.Match[str] | None:
+    low = line[:400].lower()
+    return p.DONE.search(low) if any(word in low for word in p.DONE_WORDS) else None
 
 
 def _last_bar(text: str) -> tuple[str, int] | None:

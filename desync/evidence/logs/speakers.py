@@ -36,11 +36,14 @@ _CRI = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (stdout|stde
 _INNER_RANK = re.compile(r"\[rank(\d{1,6})\]:")
 _NCCL_HEAD = re.compile(r"([\w.-]{1,100}):(\d{1,9}):\d{1,9} \[(\d{1,3})\]")
 MAX_PREFIXES = 6
+_BEGINNINGS = frozenset("[( 0123456789")
 
 
 def parse(line: str, base: Speaker) -> tuple[Speaker, str]:
     """Who says the line, and what is left of it.  ``base`` is what the file's name tells."""
     speaker, rest = base, line
+    if not line[:1] or line[0] not in _BEGINNINGS:
+        return _with_inner(speaker, rest)
     for _ in range(MAX_PREFIXES):
         for pattern, field in _PREFIXES:
             if (found := pattern.match(rest)) is not None:
@@ -49,9 +52,13 @@ def parse(line: str, base: Speaker) -> tuple[Speaker, str]:
                 break
         else:
             break
-    if speaker.rank is None and (inner := _INNER_RANK.search(rest)) is not None:
+    return _with_inner(speaker, rest)
+
+
+def _with_inner(speaker: Speaker, rest: str) -> tuple[Speaker, str]:
+    if speaker.rank is None and "[rank" in rest and (inner := _INNER_RANK.search(rest)) is not None:
         # Another process's unfinished line stands in front.
-        speaker, rest = replace(speaker, rank=int(inner[1])), rest[inner.end() :]
+        return replace(speaker, rank=int(inner[1])), rest[inner.end() :]
     return speaker, rest
 
 

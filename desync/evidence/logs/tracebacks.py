@@ -38,13 +38,13 @@ class Tracebacks:
     def take(self, line: Line, facts: Facts) -> bool:
         """Take in a line; returns whether it belongs to a traceback."""
         text = line.text
-        if p.TRACEBACK.match(text) is not None:
+        if "Traceback" in text and p.TRACEBACK.match(text) is not None:
             self._begin(line)
             return True
         if text.startswith(_GOES_ON):
             self._chained.add(line.speaker)
             return True
-        if (found := p.UNUSED.search(text)) is not None:
+        if "did not receive grad" in text and (found := p.UNUSED.search(text)) is not None:
             self._add_parameters(line, found[1], int(found[2]), facts)
             return True
         mine = self._open.get(line.speaker)
