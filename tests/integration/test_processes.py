@@ -30,12 +30,12 @@ def test_spawned_ranks_are_known_at_init_and_their_exceptions_marked(tmp_path: P
     assert "ValueError: the second rank gives up" in job.output
     assert sorted(job.traces) == [0, 1]
     assert {trace.world_size for trace in job.traces.values()} == {2}
-    # rank 0 was ended by SIGTERM in its barrier, and its stacks at that moment were kept.
+    # rank 0 was ended by SIGTERM, and its stacks at that moment were kept.
     waiting, raised = job.traces[0], job.traces[1]
     last = jobs.operations(waiting)[-1]
-    assert (jobs.at(last, SPAWNED), last.call.op, last.pending) == ("barrier", "barrier", True)
+    assert (jobs.at(last, SPAWNED), last.call.op, last.pending) == ("all_reduce", "all_reduce", False)
     assert waiting.exit is None
-    line = jobs.line_of(SPAWNED, "barrier")
+    line = jobs.line_of(SPAWNED, "pause")
     assert f'"{SPAWNED}", line {line} in one_raises' in (tmp_path / "stacks" / f"a0.{waiting.pid}.fault").read_text()
     held = failure(raised)
     assert (held.type, held.message) == ("ValueError", "the second rank gives up")
