@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import deque
 from typing import Any
@@ -120,6 +121,26 @@ def install() -> None:
     threading.excepthook = on_thread
 
 
+@quiet("watching child processes")
+def watch_processes() -> None:
+    """See what ``multiprocessing`` catches itself: it prints an exception of a child without asking ``sys.excepthook``."""
+    import multiprocessing.process  # torch has imported it already
+
+    process: Any = multiprocessing.process.BaseProcess
+    original = process.run
+
+    @functools.wraps(original)
+    def run(child: Any) -> None:
+        try:
+            original(child)
+        except BaseException as error:
+            _uncaught(error)
+            raise
+
+    process.run = run
+
+
+@quiet("recording exceptions")
 def _uncaught(error: Any) -> None:
     session = sessions.current
     if session is not None and isinstance(error, BaseException) and not isinstance(error, SystemExit):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from desync.recorder import buckets, compiler, exits, launched, marks, session
+from desync.recorder import buckets, compiler, exceptions, exits, launched, marks, session
 from desync.recorder.calls import NAMES, GroupCalls
 from desync.recorder.ddp import Ddp
 from desync.recorder.groups import Groups
@@ -76,6 +76,7 @@ def distributed_imported(c10d: ModuleType) -> None:
     _wrap_init(c10d)
     _wrap_others(c10d)
     _replace_copies(c10d, before)
+    exceptions.watch_processes()
     rank = launched.claimed_rank()
     if rank is not None:
         _open(rank, launched.world_size(), c10d)

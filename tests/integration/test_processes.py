@@ -60,6 +60,11 @@ def test_forked_ranks_of_a_process_that_was_a_rank_have_journals_of_their_own(tm
         (1, 2): [("all_reduce", "child")],
     }
     assert all(trace.notes == () and len(jobs.operations(trace)) == 3 for trace in traces)
+    (raised,) = [trace for trace in traces if jobs.marks(trace, MarkKind.EXCEPTION)]
+    assert (raised.rank, failure(raised).type, failure(raised).uncaught) == (1, "LookupError", True)
+    assert failure(raised).frames[0].line == jobs.line_of(SPAWNED, "process")
+    assert raised.exit is not None
+    assert raised.exit.code == 1
 
 
 def test_each_attempt_of_an_elastic_job_has_its_own_journals(tmp_path: Path) -> None:

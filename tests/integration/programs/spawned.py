@@ -29,6 +29,8 @@ def becomes_a_rank(rank: int) -> None:
     dist.init_process_group("gloo", address("fork"), rank=rank, world_size=RANKS)
     dist.all_reduce(torch.ones(5))  # @child
     dist.destroy_process_group()
+    if rank == 1:
+        raise LookupError("printed by multiprocessing itself")  # @process
 
 
 def main() -> None:
@@ -38,7 +40,13 @@ def main() -> None:
         dist.init_process_group("gloo", address("parent"), rank=0, world_size=1)
         dist.all_reduce(torch.ones(4))  # @parent
         dist.destroy_process_group()
-        mp.start_processes(becomes_a_rank, nprocs=RANKS, start_method="fork")
+        context = mp.get_context("fork")
+        children = [context.Process(target=becomes_a_rank, args=(rank,)) for rank in range(RANKS)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        assert [child.exitcode for child in children] == [0, 1]
 
 
 if __name__ == "__main__":
