@@ -4,8 +4,8 @@
     explain_samples.py FOLDER…                    samples: NAME, NAME.log or NAME/ beside NAME.truth.json
     explain_samples.py FOLDER… --made MAKE_DUMPS  also on dumps that this program makes, for each of its faults
 
-A truth names what is right: statuses, causes (`hedge`: causes that are right only as `possible`), certainties, culprits (null: nobody may
-be named), group, number and operation of the divergence.  Exit status 1 if a verdict is not among what is right.
+A truth names what is right: statuses, causes (`hedge`: causes that are right only as `possible`), certainties, culprits (null:
+nobody may be named), group, number and operation of the divergence.  Exit status 1 if a verdict is not among what is right.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def made(program: Path, folder: Path) -> Iterator[Judged]:
         for fault in FAULTS:
             name = f"{fault}{f', {variant}' if variant else ''}"
             place = folder / name.replace(" ", "-").replace(",", "")
-            done = subprocess.run([sys.executable, program, place, "--fault", fault, *options], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [sys.executable, program, place, "--fault", fault, *options], capture_output=True, text=True, check=False
+            )
             if done.returncode == 0:
                 truth = json.loads((folder / f"{place.name}.truth.json").read_text(encoding="utf-8"))
                 yield judge(name, place, truth)
@@ -111,12 +113,13 @@ def made(program: Path, folder: Path) -> Iterator[Judged]:
 def row(judged: Judged) -> str:
     """A row of the table."""
     if judged.report is None:
-        return f"| {judged.name} | – | – | – | – | **{'; '.join(judged.wrong)}** |"
+        return f"| {judged.name} | | | | | **{'; '.join(judged.wrong)}** |"
     verdict, where = judged.report.verdict, judged.report.divergence
     culprits = ", ".join(map(str, verdict.culprit_ranks)) or "nobody"
-    place = f"{where.op} #{where.seq} of {where.description or where.group}" if where is not None else "–"
+    place = f"{where.op} #{where.seq} of {where.description or where.group}" if where is not None else ""
     right = f"**{'; '.join(judged.wrong)}**" if judged.wrong else "yes"
-    return f"| {judged.name} | {verdict.status.value} / {verdict.cause.value} | {verdict.certainty.value} | {culprits} | {place} | {right} |"
+    said = f"{verdict.status.value} / {verdict.cause.value} | {verdict.certainty.value}"
+    return f"| {judged.name} | {said} | {culprits} | {place} | {right} |"
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from desync.diagnosis import aftermath, exchanges, hearsay
-from desync.diagnosis.board import Board, lay_out
+from desync.diagnosis.board import lay_out
 from desync.diagnosis.habits import Change, newest_break
 from desync.diagnosis.verdict import diagnose
 from desync.model import Cause, Certainty, ClaimKind, Diagnosis, Evidence, Finding, Status
@@ -22,9 +22,9 @@ _CHANGES = {
 def interpret(evidence: Evidence) -> Diagnosis:
     """The findings for a job of which only dumps, logs and the like are left."""
     base = diagnose(evidence)
-    board = lay_out(evidence)
-    found = [_weighed(_hung(finding, evidence), board) for finding in base.findings if not _left_open(finding)]
+    found = [_weighed(_hung(finding, evidence), evidence) for finding in base.findings if not _left_open(finding)]
     if not found:
+        board = lay_out(evidence)
         found = aftermath.findings(board) or list(base.findings) or exchanges.findings(board)
     found = hearsay.weigh(evidence, found)
     status = found[0].status if found else _without_findings(evidence, base.status)
@@ -46,16 +46,17 @@ def _hung(finding: Finding, evidence: Evidence) -> Finding:
     return replace(finding, status=Status.HANG) if timed_out else finding
 
 
-def _weighed(finding: Finding, board: Board) -> Finding:
+def _weighed(finding: Finding, evidence: Evidence) -> Finding:
     """A finding whose cause rests on call sites is no more than possible where the source has none."""
     if finding.cause not in _NEEDS_LINES or finding.divergence is None or _has_lines(finding):
         return finding
     if finding.cause is Cause.ARGUMENT_MISMATCH and any(
-        claim.kind is ClaimKind.MISMATCH and claim.seq == finding.divergence.seq for claim in board.evidence.claims
+        claim.kind is ClaimKind.MISMATCH and claim.seq == finding.divergence.seq for claim in evidence.claims
     ):
         return finding  # torch has compared them itself
     if len(finding.culprit_ranks) == 1:
-        broken = newest_break(board.traces[finding.culprit_ranks[0]])
+        trace = evidence.trace(finding.culprit_ranks[0])
+        broken = newest_break(trace) if trace is not None else None
         if (
             broken is not None
             and broken.seq == finding.divergence.seq
@@ -65,8 +66,8 @@ def _weighed(finding: Finding, board: Board) -> Finding:
             if cause is not None:
                 return replace(finding, cause=cause, certainty=Certainty.LIKELY)
     both = "without the lines of the calls, one call too few and one too many look alike"
-    evidence = finding.evidence if finding.cause is Cause.ARGUMENT_MISMATCH else (*finding.evidence, both)
-    return replace(finding, certainty=Certainty.POSSIBLE, evidence=evidence)
+    lines = finding.evidence if finding.cause is Cause.ARGUMENT_MISMATCH else (*finding.evidence, both)
+    return replace(finding, certainty=Certainty.POSSIBLE, evidence=lines)
 
 
 def _has_lines(finding: Finding) -> bool:

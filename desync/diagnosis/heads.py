@@ -134,12 +134,13 @@ def _examine(found: Standstill, place: Place) -> None:
     group, seq = found.group_board(place), place[1]
     here = {rank for rank, head in found.heads.items() if head.place == place}
     waited: set[int] = set()
+    unseen = set(group.unseen)
+    if unseen:
+        _root(found, Root.UNSEEN, place, unseen)
     for member in group.group.ranks:
-        if member in here:
+        if member in here or member in unseen:
             continue
-        if member in group.unseen:
-            _root(found, Root.UNSEEN, place, {member})
-        elif _passed(group, member, seq):
+        if _passed(group, member, seq):
             _root(found, Root.LAGGING, place, here)
         elif member in found.heads:
             waited.add(member)

@@ -16,7 +16,7 @@ from typing import Any
 from desync.evidence.flight_recorder.names import public
 from desync.model import Claim, ClaimKind, Trace
 
-MAX_RANKS = 1 << 20
+MAX_RANKS = 1 << 17
 CERTAIN_LAG = 8
 """A rank this far behind in one answer is not merely about to call."""
 

@@ -24,7 +24,7 @@ MAX_TENSORS = 256
 MAX_DIMS = 16
 MAX_TEXT = 300
 MAX_GROUPS = 65536
-MAX_RANKS = 1 << 20
+MAX_RANKS = 1 << 17
 MAX_INT = 1 << 62
 
 _NUMBER = re.compile(r"\d{1,9}")
@@ -161,6 +161,8 @@ class _Rows:
         if p2p:
             self.counts[group] = _number(seq)
         seq = (p2p_seq if p2p else seq) or 0
+        if type(seq) is not int or type(entered) is not int or type(completed) is not int:
+            raise TypeError
         if not -MAX_INT < seq < MAX_INT or not 0 <= entered < MAX_INT or not 0 <= completed < MAX_INT:
             raise OverflowError
         if not p2p:

@@ -157,7 +157,7 @@ def _add_counted(draft: _Draft, dump: RawDump, named: Mapping[int, str], groups:
     table = draft.table
     held = {
         table.groups[group]
-        for call, group in zip(table.call, table.group, strict=True)
+        for call, group in set(zip(table.call, table.group, strict=True))
         if table.calls[call].kind is Kind.COLLECTIVE
     }
     counted: dict[str, tuple[int, bool]] = {}

@@ -50,12 +50,10 @@ def _p2p_rows(rank: int, table: OperationTable) -> Iterator[tuple[_Pair, bool, i
     }
     if not routes:
         return
-    for row, call in enumerate(table.call):
-        route = routes.get(call)
-        if route is not None:
-            sends, peer = route
-            group = table.groups[table.group[row]]
-            yield (group, rank, peer) if sends else (group, peer, rank), sends, row
+    for row in [row for row, call in enumerate(table.call) if call in routes]:
+        sends, peer = routes[table.call[row]]
+        group = table.groups[table.group[row]]
+        yield (group, rank, peer) if sends else (group, peer, rank), sends, row
 
 
 def _number(sides: list[_Side]) -> None:

@@ -58,7 +58,7 @@ def read_all(wanted: Sequence[Wanted]) -> list[RawDump | Unread]:
 
 def _serve(tasks: queue.SimpleQueue[int], wanted: Sequence[Wanted], results: list[RawDump | Unread]) -> None:
     """Take tasks until none is left; a worker that dies over one is replaced for the next."""
-    reader = _Reader()
+    reader = Reader()
     try:
         for number in _taken(tasks):
             results[number] = reader.read(wanted[number])
@@ -74,13 +74,14 @@ def _taken(tasks: queue.SimpleQueue[int]) -> Iterator[int]:
             return
 
 
-class _Reader:
-    """One worker process, started when it is needed."""
+class Reader:
+    """One worker process, started when it is needed and again after a dump has ended it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, wanted: Wanted) -> RawDump | Unread:
+        """One dump."""
         try:
             data = wanted.content() if wanted.content is not None else None
         except (OSError, ValueError) as error:

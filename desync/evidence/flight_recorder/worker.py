@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 BASE_MEMORY = 1 << 30
 MEMORY_PER_BYTE = 40
 """An unpickled dump takes 5 to 15 times its size."""
-BASE_CPU_S = 20
+BASE_CPU_S = 5
 BYTES_PER_CPU_S = 2 << 20
 """Unpickling and sorting into columns runs at about 30 MB a second."""
 

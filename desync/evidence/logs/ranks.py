@@ -13,7 +13,7 @@ from desync.model import Group
 
 DEFAULT = "0"
 DEFAULT_DESCRIPTION = "default_pg"
-MAX_WORLD = 1 << 20
+MAX_WORLD = 1 << 17
 
 
 @dataclass(slots=True)
