@@ -67,7 +67,8 @@ def newest_break(trace: Trace) -> Break | None:
     if not length:
         operation = trace.operations.row(trace.rank, -1)  # its newest was never done before
         return Break(trace.rank, 0, Change.PUT_IN, operation, operation.seq)
-    if first < 2 or min(places) < 2:  # all that is known repeats itself
+    places = [place for place in places if place > 1]
+    if first < 2 or not places:  # all that is known repeats itself
         return None
     change, row, usual = max((_change(tokens, first, place) for place in places), key=lambda found: found[3])[:3]
     operation = trace.operations.row(trace.rank, start + row)

@@ -49,7 +49,17 @@ class _Gathered:
 
 
 def gather(sources: Sources) -> Evidence:
-    """Evidence from all sources.  Raises EvidenceError if none of them could be read, RunDirectoryError for a broken run."""
+    """Evidence from all sources, which are closed then.
+
+    Raises EvidenceError if none of them could be read, RunDirectoryError for a broken run.
+    """
+    try:
+        return _gather(sources)
+    finally:
+        sources.close()
+
+
+def _gather(sources: Sources) -> Evidence:
     gathered = _Gathered(notes=list(sources.notes))
     by_type: dict[Type, list[Source]] = {}
     for source in sources.found:

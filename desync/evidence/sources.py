@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from desync.errors import EvidenceError
-from desync.evidence.zstandard import NoZstandardError, open_zstandard
+from desync.evidence.zstandard import NoZstandardError, zstandard_reader
 
 MAX_FILES = 20_000
 MAX_DEPTH = 24
@@ -83,6 +83,13 @@ class Sources:
     run_directories: tuple[Path, ...]
     """Folders with the journals of `desync watch`."""
     notes: tuple[str, ...]
+    archives: tuple[BinaryIO, ...] = ()
+    """Open files in which members lie."""
+
+    def close(self) -> None:
+        """Let go of the archives; their members can no longer be opened."""
+        for file in self.archives:
+            file.close()
 
 
 def find(names: list[str]) -> Sources:
@@ -91,7 +98,7 @@ def find(names: list[str]) -> Sources:
     for name in names:
         for path in _expanded(name):
             finder.look(path, explicit=True)
-    return Sources(tuple(finder.found), tuple(finder.runs), tuple(finder.notes[:MAX_NOTES]))
+    return Sources(tuple(finder.found), tuple(finder.runs), tuple(finder.notes[:MAX_NOTES]), tuple(finder.archives))
 
 
 def _expanded(name: str) -> list[Path]:
@@ -108,6 +115,7 @@ class _Finder:
         self.found: list[Source] = []
         self.runs: list[Path] = []
         self.notes: list[str] = []
+        self.archives: list[BinaryIO] = []
         self._seen: set[tuple[int, int]] = set()
 
     def note(self, path: object, why: str) -> None:
@@ -174,6 +182,7 @@ class _Finder:
         """The members of an archive, to be read where they lie; a compressed one is unpacked into a nameless file first."""
         try:
             file = _spooled(content) if spool else content()
+            self.archives.append(file)
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for count, member in enumerate(archive):
                     if count >= MAX_FILES:
@@ -207,25 +216,32 @@ def _unpacker(opener: Callable[[], BinaryIO], size: int) -> Callable[[], BinaryI
     """How to open what is compressed; None for what is not.  Raises NoZstandardError."""
     with opener() as stream:
         magic = stream.read(6)
-    inner = _decompressor(magic, opener)
-    return None if inner is None else lambda: cast("BinaryIO", _Unpacked(inner(), BASE_UNPACKED + MAX_RATIO * size))
+    unpack = _decompressor(magic)
+    if unpack is None:
+        return None
+
+    def opened() -> BinaryIO:
+        packed = opener()
+        return cast("BinaryIO", _Unpacked(unpack(packed), packed, BASE_UNPACKED + MAX_RATIO * size))
+
+    return opened
 
 
-def _decompressor(magic: bytes, opener: Callable[[], BinaryIO]) -> Callable[[], Any] | None:
+def _decompressor(magic: bytes) -> Callable[[BinaryIO], Any] | None:
     if magic[:2] == b"\x1f\x8b":
-        return lambda: gzip.GzipFile(fileobj=opener())
+        return lambda packed: gzip.GzipFile(fileobj=packed)
     if magic[:3] == b"BZh":
-        return lambda: bz2.BZ2File(opener())
+        return bz2.BZ2File
     if magic[:6] == b"\xfd7zXZ\x00":
-        return lambda: lzma.LZMAFile(opener())
-    return open_zstandard(opener) if magic[:4] == b"\x28\xb5\x2f\xfd" else None
+        return lzma.LZMAFile
+    return zstandard_reader() if magic[:4] == b"\x28\xb5\x2f\xfd" else None
 
 
 class _Unpacked(io.BufferedIOBase):
     """A decompressed stream that ends at a limit: a few kilobytes can be made to unpack to terabytes."""
 
-    def __init__(self, stream: IO[bytes], limit: int) -> None:
-        self._stream, self._left = stream, limit
+    def __init__(self, stream: IO[bytes], packed: BinaryIO, limit: int) -> None:
+        self._stream, self._packed, self._left = stream, packed, limit
 
     def read(self, size: int | None = -1, /) -> bytes:
         """At most ``size`` bytes; a damaged end reads as the end, so that what comes before it counts."""
@@ -245,14 +261,19 @@ class _Unpacked(io.BufferedIOBase):
         """Close the stream below, too."""
         if not self.closed:
             self._stream.close()
+            self._packed.close()
         super().close()
 
 
 def _spooled(content: Callable[[], BinaryIO]) -> BinaryIO:
     file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the sources in it
-    with content() as stream:
-        shutil.copyfileobj(stream, file, 4 << 20)
-    file.seek(0)
+    try:
+        with content() as stream:
+            shutil.copyfileobj(stream, file, 4 << 20)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
     return cast("BinaryIO", file)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO
 
 
 class NoZstandardError(Exception):
@@ -14,42 +14,42 @@ class NoZstandardError(Exception):
         super().__init__("nothing here reads zstd; pip install zstandard, or unpack it (zstd -d) first")
 
 
-def open_zstandard(opener: Callable[[], BinaryIO]) -> Callable[[], BinaryIO]:
-    """How to open a compressed file.  Raises NoZstandardError."""
+def zstandard_reader() -> Callable[[BinaryIO], Any]:
+    """What makes a stream of the content out of a compressed one.  Raises NoZstandardError."""
     try:
         zstd = importlib.import_module("compression.zstd")
-        return lambda: cast("BinaryIO", zstd.ZstdFile(opener()))
     except ImportError:
-        pass
+        return _of_package()
+    return lambda packed: _Errors(zstd.ZstdFile(packed), zstd.ZstdError)
+
+
+def _of_package() -> Callable[[BinaryIO], Any]:
     try:
         zstandard = importlib.import_module("zstandard")
     except ImportError:
         raise NoZstandardError from None
 
-    def opened() -> BinaryIO:
+    def reader(packed: BinaryIO) -> _Errors:
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-        return cast("BinaryIO", _Errors(decompressor.stream_reader(opener(), read_across_frames=True), zstandard.ZstdError))
+        return _Errors(decompressor.stream_reader(packed, read_across_frames=True), zstandard.ZstdError)
 
-    return opened
+    return reader
 
 
 class _Errors:
     """A stream whose own kind of error becomes OSError."""
 
-    def __init__(self, stream: BinaryIO, error: type[Exception]) -> None:
+    def __init__(self, stream: Any, error: type[Exception]) -> None:
         self._stream, self._error = stream, error
 
     def read(self, size: int = -1) -> bytes:
+        """At most ``size`` bytes."""
         try:
-            return self._stream.read(size)
+            data: bytes = self._stream.read(size)
         except self._error as error:
             raise OSError(None, "the zstd data is damaged") from error
-
-    def __enter__(self) -> _Errors:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return data
 
     def close(self) -> None:
+        """Close it."""
         self._stream.close()
