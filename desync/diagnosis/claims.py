@@ -48,8 +48,10 @@ def _hung(finding: Finding, evidence: Evidence) -> Finding:
 
 def _weighed(finding: Finding, evidence: Evidence) -> Finding:
     """A finding whose cause rests on call sites is no more than possible where the source has none."""
-    if finding.cause not in _NEEDS_LINES or finding.divergence is None or _has_lines(finding):
+    if finding.cause not in _NEEDS_LINES or finding.divergence is None:
         return finding
+    if _has_lines(finding):
+        return finding if _is_recorded(finding) else replace(finding, certainty=Certainty.POSSIBLE)
     if finding.cause is Cause.ARGUMENT_MISMATCH and any(
         claim.kind is ClaimKind.MISMATCH and claim.seq == finding.divergence.seq for claim in evidence.claims
     ):
@@ -68,6 +70,13 @@ def _weighed(finding: Finding, evidence: Evidence) -> Finding:
     both = "without the lines of the calls, one call too few and one too many look alike"
     lines = finding.evidence if finding.cause is Cause.ARGUMENT_MISMATCH else (*finding.evidence, both)
     return replace(finding, certainty=Certainty.POSSIBLE, evidence=lines)
+
+
+def _is_recorded(finding: Finding) -> bool:
+    """Whether somebody saw the operations begin; a stack shows where a rank is, and not which of its calls it is."""
+    assert finding.divergence is not None  # noqa: S101 - the caller has looked
+    standing = finding.divergence.by_rank.values()
+    return any(each.operation is not None and each.operation.entered is not None for each in standing)
 
 
 def _has_lines(finding: Finding) -> bool:

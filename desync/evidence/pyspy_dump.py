@@ -49,7 +49,7 @@ def parse(text: str) -> list[Dumped]:
     if text.lstrip()[:1] == "[":
         threads = tuple(_json_threads(text))
         return [Dumped(None, None, _main_first(threads))] if threads else []
-    return list(_text_processes(text))
+    return [dumped for dumped in _text_processes(text) if dumped.threads]
 
 
 def _text_processes(text: str) -> Iterator[Dumped]:

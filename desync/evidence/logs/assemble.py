@@ -208,7 +208,7 @@ def _add_fingerprints(drafts: dict[int, _Draft], facts: Facts, ranks: Ranks) -> 
         if known is not None:
             known.completed = -time if each.mismatch else known.completed
             continue
-        draft.rows.append(_Row(group, each.seq, call, time - 1_000_000, -time if each.mismatch else 0))
+        draft.rows.append(_Row(group, each.seq, call, time - 1, -time if each.mismatch else 0))
     _settle_fingerprints(drafts)
 
 

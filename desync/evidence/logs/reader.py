@@ -23,6 +23,8 @@ FOLLOW_TRACEBACK = 80
 FOLLOW_SUMMARY = 12
 MAX_END_LINES = 400
 """How many lines before a failure, or at the end, are searched for words of success."""
+FIRST_ORDER = 100
+"""Where a log names no time, the order of its lines stands for it; it must be possible to lie before the first."""
 MAX_PARTS = 64
 """Pieces of one line that a container's log has cut."""
 
@@ -32,7 +34,7 @@ class LogReader:
 
     def __init__(self) -> None:
         self.runs: list[Facts] = [Facts()]
-        self._order = 0
+        self._order = FIRST_ORDER
         self._files = 0
 
     @property
