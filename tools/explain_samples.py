@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,16 +96,16 @@ def _plain(value: Any) -> Any:
     return value.partition(" ")[0] if isinstance(value, str) else value
 
 
-def made(program: Path, folder: Path) -> Iterator[Judged]:
-    """Dumps for each fault and variant."""
-    for variant, options in VARIANTS.items():
-        for fault in FAULTS:
-            name = f"{fault}{f', {variant}' if variant else ''}"
+def made(
+    program: Path, folder: Path, faults: Sequence[str] = FAULTS, variants: Mapping[str, Sequence[str]] = VARIANTS
+) -> Iterator[Judged]:
+    """Dumps for each fault and variant, made in the folder."""
+    for variant, options in variants.items():
+        for fault in faults:
+            name = f"{fault}, {variant}" if variant else fault
             place = folder / name.replace(" ", "-").replace(",", "")
-            done = subprocess.run(
-                [sys.executable, program, place, "--fault", fault, *options], capture_output=True, text=True, check=False
-            )
-            if done.returncode == 0:
+            command = [sys.executable, program, place, "--fault", fault, *options]
+            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
                 truth = json.loads((folder / f"{place.name}.truth.json").read_text(encoding="utf-8"))
                 yield judge(name, place, truth)
 

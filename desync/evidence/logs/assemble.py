@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from desync.evidence.flight_recorder.names import dtype, public
@@ -15,9 +15,11 @@ from desync.evidence.logs.failures import Failures, failures
 from desync.evidence.logs.ranks import DEFAULT, Ranks, group_name, resolve
 from desync.evidence.logs.speakers import Speaker
 from desync.evidence.logs.statements import statements
-from desync.model import Call, CallSite, Claim, Exit, Kind, Mark, OperationTable, Tensors, Trace
+from desync.model import Call, CallSite, Claim, Exit, Group, Kind, Mark, OperationTable, Tensors, Trace
 
 UNKNOWN = Call(op="unrecorded", kind=Kind.COLLECTIVE)
+MAX_SILENT = 4096
+"""In a job of more ranks than this those of which a log says nothing get no trace."""
 MAX_AHEAD = 64
 """So many of the operations that a rank has enqueued behind the stuck one are shown."""
 FAR = 1000
@@ -72,11 +74,13 @@ def assemble(facts: Facts) -> LogEvidence:
     ends = failures(facts, ranks)
     _add_gloo_waits(drafts, ends)
     _add_ends(drafts, ends)
-    for rank in range(ranks.world if not facts.failed and not facts.troubles else 0):
-        _draft(drafts, rank)
+    if not facts.failed and not facts.troubles and ranks.world <= MAX_SILENT:
+        for rank in range(ranks.world):
+            _draft(drafts, rank)
     claims = statements(facts, ranks, ends)
+    members = {name: frozenset(group.ranks) for name, group in ranks.groups.items()}
     return LogEvidence(
-        traces=tuple(_trace(drafts[rank], ranks) for rank in sorted(drafts)),
+        traces=tuple(_trace(drafts[rank], _groups_of(ranks, rank, members), ranks.world) for rank in sorted(drafts)),
         claims=claims,
         world_size=ranks.world or None,
         torch=facts.torch,
@@ -256,7 +260,11 @@ def _add_ends(drafts: dict[int, _Draft], ends: Failures) -> None:
         draft.exit, draft.node, draft.pid = exit_, node, pid
 
 
-def _trace(draft: _Draft, ranks: Ranks) -> Trace:
+def _groups_of(ranks: Ranks, rank: int, members: Mapping[str, frozenset[int]]) -> dict[str, Group]:
+    return {name: group for name, group in ranks.groups.items() if rank in members[name]}
+
+
+def _trace(draft: _Draft, mine: dict[str, Group], world: int) -> Trace:
     rows = sorted(draft.rows, key=lambda row: (row.entered is None and row.completed <= 0, row.entered or 0))
     calls = list(dict.fromkeys(row.call for row in rows))
     groups = list(dict.fromkeys(row.group for row in rows))
@@ -275,7 +283,6 @@ def _trace(draft: _Draft, ranks: Ranks) -> Trace:
         returned=column(0 for _ in rows),
         completed=column(row.completed for row in rows),
     )
-    mine = {name: group for name, group in ranks.groups.items() if draft.rank in group.ranks}
     return Trace(
         rank=draft.rank,
         operations=table,
@@ -284,7 +291,7 @@ def _trace(draft: _Draft, ranks: Ranks) -> Trace:
         exit=draft.exit,
         node=draft.node,
         pid=draft.pid,
-        world_size=ranks.world or None,
+        world_size=world or None,
     )
 
 
