@@ -66,11 +66,22 @@ def load(run_dir: Path | None) -> Report:
     """The report of a run directory (or of a report.json); None: of the newest run.  Raises a DesyncError if there is none."""
     from desync.report.json_format import from_json
 
+    if (left := _only_journals(run_dir)) is not None:
+        from desync.cli.explain import explain
+
+        return explain([str(left)])
     path = _report_path(run_dir)
     try:
         return from_json(_read(path))
     except ReportError as error:
         raise ReportError(f"{str(path)!r}: {error.message}", error.remedy) from None
+
+
+def _only_journals(run_dir: Path | None) -> Path | None:
+    """The run's directory, if its watcher left journals and no report: it was killed, or is still at work."""
+    chosen = LATEST if run_dir is None else run_dir
+    left = not (chosen / REPORT).exists() and any((chosen / "journals").glob("*.journal"))
+    return chosen if left else None
 
 
 def _report_path(run_dir: Path | None) -> Path:
