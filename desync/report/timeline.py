@@ -11,18 +11,19 @@ Format: "Trace Event Format", the JSON object form.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from desync.model import Evidence, Frame, Kind, Mark, MarkKind, Operation, Trace
+from desync.model import Call, Evidence, Frame, Kind, Mark, MarkKind, Operation, Trace
 from desync.report.build import iso
 from desync.report.clocks import Clocks, align
 from desync.report.text import LINE, NAME, bounded, clean, place, shapes
 
-MAX_OPERATIONS = 100_000
-"""Of all ranks together; the oldest are left out."""
+MAX_OPERATIONS = 15_000
+"""Of all ranks together; the oldest are left out, with the marks before them.  A viewer has some four events for each."""
 PROGRAM = 1
 FIRST_TRACK = 2
 
@@ -69,6 +70,12 @@ class _Rank:
     def first(self) -> int:
         return max(0, len(self.trace.operations) - self.most)
 
+    def marks(self) -> list[Mark]:
+        """Those that do not lie before the first operation that is shown."""
+        table = self.trace.operations
+        since = table.entered[self.first] if self.first else 0
+        return [mark for mark in self.trace.marks if mark.time >= since]
+
     def rows(self) -> Iterator[Operation]:
         table = self.trace.operations
         return (table.row(self.trace.rank, index) for index in range(self.first, len(table)) if table.entered[index])
@@ -92,7 +99,7 @@ def _scale(ranks: Sequence[_Rank], evidence: Evidence) -> _Scale:
         table = rank.trace.operations
         columns = [table.entered, table.returned, table.completed]
         kept = [abs(time) for column in columns for time in column[rank.first :] if time]
-        kept += [time for mark in rank.trace.marks for time in (mark.time, mark.left) if time]
+        kept += [time for mark in rank.marks() for time in (mark.time, mark.left) if time]
         times += [time + rank.offset for time in (min(kept), max(kept))] if kept else []
     return _Scale(min(times, default=0), max(times, default=0))
 
@@ -131,7 +138,7 @@ class _Slice:
         """The operation, and inside it the call."""
         operation = self.operation
         common = {"pid": operation.rank, "tid": self.track, "ts": self.start_us}
-        name = clean(f"{operation.call.op} {operation.seq}", NAME)
+        name = f"{_clean(operation.call.op)} {operation.seq}"
         event: Event = {
             "name": name, "cat": operation.call.kind.value, "ph": "X", **common,
             "dur": round(self.end_us - self.start_us, 3), "args": _arguments(operation),
@@ -155,13 +162,16 @@ def _operations(rank: _Rank, scale: _Scale, tracks: _Tracks) -> Iterator[_Slice]
 
 
 def _arguments(operation: Operation) -> dict[str, str | int]:
-    call = operation.call
-    tensors = call.inputs if call.inputs.shapes else call.outputs
     state = "failed" if operation.failed else "waiting" if operation.pending else "done"
+    seen = {} if operation.completed or operation.pending else {"completion": "not seen"}
+    return {"state": state, "group": _clean(operation.group), "seq": operation.seq, **_described(operation.call), **seen}
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(call: Call) -> dict[str, str | int]:
+    """What the call says of itself; a job has many operations and few calls."""
+    tensors = call.inputs if call.inputs.shapes else call.outputs
     said: dict[str, str | int | None] = {
-        "state": state,
-        "group": operation.group,
-        "seq": operation.seq,
         "dtype": tensors.dtype,
         "shapes": shapes(tensors.shapes),
         "reduce_op": call.reduce_op,
@@ -169,12 +179,17 @@ def _arguments(operation: Operation) -> dict[str, str | int]:
         "peer": call.peer,
         "bucket": call.bucket,
         "called at": _at(call.site.innermost) if call.site and call.site.frames else None,
-        "completion": None if operation.completed or operation.pending else "not seen",
     }
     kept = {key: value for key, value in said.items() if value not in (None, "")}
-    return {key: clean(value, LINE) if isinstance(value, str) else value for key, value in kept.items() if value is not None}
+    return {key: _clean(value) if isinstance(value, str) else value for key, value in kept.items() if value is not None}
 
 
+@functools.lru_cache(maxsize=4096)
+def _clean(text: str) -> str:
+    return clean(text, LINE)
+
+
+@functools.lru_cache(maxsize=4096)
 def _at(frame: Frame) -> str:
     return place(frame, None, 200)
 
@@ -182,7 +197,7 @@ def _at(frame: Frame) -> str:
 def _program(rank: _Rank, scale: _Scale) -> Iterator[Event]:
     """What the program did: spans that lie inside each other or apart, and instants."""
     open_ends: list[int] = []
-    for mark in sorted(rank.trace.marks, key=lambda mark: (mark.time, -(mark.left or 0))):
+    for mark in sorted(rank.marks(), key=lambda mark: (mark.time, -(mark.left or 0))):
         start = mark.time + rank.offset
         common: Event = {"pid": rank.trace.rank, "tid": PROGRAM, "ts": scale.us(start), "cat": "program"}
         if mark.kind not in _SPANS:
@@ -205,7 +220,7 @@ def _said(mark: Mark) -> dict[str, str]:
         "error": f"{failure.type}: {failure.message}" if failure else None,
         "at": _at(mark.site.innermost) if mark.site and mark.site.frames else None,
     }
-    return {key: clean(value, LINE) for key, value in said.items() if value}
+    return {key: _clean(value) for key, value in said.items() if value}
 
 
 def _names(rank: _Rank, tracks: _Tracks) -> Iterator[Event]:
