@@ -224,6 +224,9 @@ def _timer(call: Callable[[Any], object], group: Any, times: int) -> Callable[[]
 def _calls(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[Any], object]]]:
     for name, elements in SIZES.items():
         yield f"all_reduce, {name}", _all_reduce(torch.ones(elements))
+    tensor = torch.ones(1 << 10)
+    # Without async_op=False in the way, gloo calls back.
+    yield "all_reduce, asynchronous, 1 Ki", lambda group: dist.all_reduce(tensor, group=group, async_op=True).wait()
     source, target = torch.ones(1 << 10), torch.ones(options.size << 10)
     yield "all_gather_into_tensor, 1 Ki", lambda group: dist.all_gather_into_tensor(target, source, group=group)
     if options.size == 2:
