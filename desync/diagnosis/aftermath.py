@@ -14,7 +14,7 @@ from desync.diagnosis.board import Board, GroupBoard
 from desync.diagnosis.habits import Break, Change, expected_next, newest_break, odd_one
 from desync.diagnosis.heads import Place, Root, Standstill, divergence_at, stand
 from desync.diagnosis.words import called, named, place, verb
-from desync.model import Cause, Certainty, Divergence, Finding, Kind, Operation, Status
+from desync.model import Cause, Certainty, ClaimKind, Divergence, Finding, Kind, Operation, Status
 
 _GPU_ADVICE = (
     "Look at the GPUs of these ranks: dmesg and nvidia-smi -q for Xid errors, ECC and lost links; the host went on calling "
@@ -32,7 +32,7 @@ def findings(board: Board) -> list[Finding]:
     if not found.heads:
         return []
     roots = [*_idle(found), *_lagging(found)]
-    return roots or _circle(found) or _unseen(found) or _together(found)
+    return roots or _circle(found) or _unseen(found) or _together(found) or _elsewhere(found)
 
 
 def _idle(found: Standstill) -> list[Finding]:
@@ -175,6 +175,32 @@ def _together(found: Standstill) -> list[Finding]:
     ]
 
 
+def _elsewhere(found: Standstill) -> list[Finding]:
+    """Ranks wait, but for whom is not known; if all but one wait, it is that one, possibly."""
+    world = found.board.evidence.job.world_size or 0
+    silent = tuple(rank for rank in range(min(world, MAX_NAMED)) if rank not in found.heads)
+    culprits = silent if len(silent) == 1 else ()
+    first = min(found.heads.values(), key=lambda head: (head.operation.entered or 0, head.operation.rank))
+    waiting = tuple(found.heads)
+    operation = first.operation
+    whom = f"for {named(culprits)}, as far as can be told" if culprits else "and for whom is not known"
+    return [
+        Finding(
+            status=Status.HANG,
+            cause=Cause.UNKNOWN,
+            certainty=Certainty.POSSIBLE,
+            culprit_ranks=culprits,
+            summary=f"{_capital(named(waiting))} {verb(waiting, 'waits', 'wait')}, first in {called(operation)}, {whom}.",
+            advice=advice(Cause.UNKNOWN),
+            evidence=tuple(_head_of(found, rank) for rank in waiting[:16]),
+            time=operation.entered,
+        )
+    ]
+
+
+MAX_NAMED = 65536
+
+
 def _circle(found: Standstill) -> list[Finding]:
     ranks = found.circle()
     if not ranks:
@@ -290,14 +316,19 @@ def _where_broken(found: Standstill, broken: Break) -> Divergence:
 def _undecided(found: Standstill, ranks: tuple[int, ...]) -> Finding:
     p2p = any(found.group_board(found.heads[rank].place).kind == "p2p" for rank in ranks)
     cause = Cause.P2P_MISMATCH if p2p else Cause.UNKNOWN
+    fewer = [
+        claim for claim in found.board.evidence.claims if claim.kind is ClaimKind.BEHIND and set(claim.ranks) <= set(ranks)
+    ]
+    culprits = fewer[0].ranks if p2p and len(fewer) == 1 else ()
+    said = (f"{named(culprits)} {fewer[0].text}",) if culprits else ()
     return Finding(
         status=Status.HANG,
         cause=cause,
         certainty=Certainty.POSSIBLE,
-        culprit_ranks=(),
+        culprit_ranks=culprits,
         summary=f"{_capital(named(ranks))} wait for each other in a circle; what led to it is no longer in the records.",
         advice=advice(cause),
-        evidence=tuple(_head_of(found, rank) for rank in ranks[:8]),
+        evidence=(*said, *(_head_of(found, rank) for rank in ranks[:8])),
         time=_time(found, found.heads[ranks[0]].place),
         divergence=divergence_at(found, found.heads[ranks[0]].place),
     )

@@ -181,7 +181,8 @@ def rendezvous(evidence: Evidence, found: list[Finding]) -> list[Finding]:
 
 def absent(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     """A list of ranks that did not come (monitored_barrier's, DDP's), or did less than the others (ncclras)."""
-    claims = [claim for claim in (*_of(evidence, ClaimKind.ABSENT), *_of(evidence, ClaimKind.BEHIND)) if claim.ranks]
+    behind_in = [claim for claim in _of(evidence, ClaimKind.BEHIND) if claim.op is not None]
+    claims = [claim for claim in (*_of(evidence, ClaimKind.ABSENT), *behind_in) if claim.ranks]
     named_ranks = {rank for finding in found for rank in finding.culprit_ranks}
     if not claims or named_ranks or _decided(found):
         return found

@@ -171,6 +171,8 @@ def _run_that_counts(runs: list[Facts], notes: list[str]) -> Facts:
     failed = [run for run in runs if run.failed]
     if len(failed) > 1:
         notes.append(f"the logs hold {len(failed)} runs that failed; this is about the last")
+    elif failed and failed[-1] is not runs[-1] and runs[-1].finished is not None:
+        notes.append("a later run in the logs ended well")
     return failed[-1] if failed else next((run for run in reversed(runs) if run.finished or run.speakers), runs[-1])
 
 
@@ -275,4 +277,5 @@ def _joined(first: Trace, other: Trace) -> Trace:
 def _claims(gathered: _Gathered) -> tuple[Claim, ...]:
     of_logs = gathered.logs.claims if gathered.logs is not None else ()
     of_ras = gathered.ras.claims if gathered.ras is not None else ()
-    return (*of_logs, *of_ras)
+    of_dumps = gathered.dumps.claims if gathered.dumps is not None else ()
+    return (*of_logs, *of_ras, *of_dumps)

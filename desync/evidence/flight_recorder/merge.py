@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from desync.evidence.flight_recorder import names
 from desync.evidence.flight_recorder.columns import RawCall, RawDump, RawFrame
 from desync.evidence.flight_recorder.groups import Directory, directory, handles
-from desync.evidence.flight_recorder.pairs import number_pairs
+from desync.evidence.flight_recorder.pairs import behind, number_pairs
 from desync.evidence.frames import call_site
-from desync.model import Call, CallSite, Group, Kind, OperationTable, Tensors, Trace
+from desync.model import Call, CallSite, Claim, Group, Kind, OperationTable, Tensors, Trace
 
 COUNTED = Call(op="unrecorded", kind=Kind.COLLECTIVE)
 """An operation of which only the counter tells: what it was is not known."""
@@ -26,6 +26,7 @@ class MergedDumps:
     world_size: int
     backends: tuple[str, ...]
     notes: tuple[str, ...]
+    claims: tuple[Claim, ...]
 
 
 def merge(dumps: Mapping[int, RawDump]) -> MergedDumps:
@@ -34,7 +35,9 @@ def merge(dumps: Mapping[int, RawDump]) -> MergedDumps:
     calls = _Calls(groups)
     drafts = {rank: _draft(rank, dump, groups, calls) for rank, dump in sorted(dumps.items())}
     _settle_unknown_completions(drafts)
-    number_pairs({rank: draft.table for rank, draft in drafts.items()}, {rank: draft.dropped for rank, draft in drafts.items()})
+    tables = {rank: draft.table for rank, draft in drafts.items()}
+    claims = behind(tables, groups.of_rank)
+    number_pairs(tables, {rank: draft.dropped for rank, draft in drafts.items()})
     named = handles(dumps, groups)
     for rank, draft in drafts.items():
         _add_counted(draft, dumps[rank], named[rank], groups)
@@ -43,6 +46,7 @@ def merge(dumps: Mapping[int, RawDump]) -> MergedDumps:
         world_size=groups.world_size,
         backends=tuple(sorted(set(calls.backends.values()))),
         notes=tuple(_notes(dumps)),
+        claims=tuple(claims),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from desync.model import Kind, OperationTable
+from desync.model import Claim, ClaimKind, Group, Kind, OperationTable
 
 _Pair = tuple[str, int, int]
 
@@ -63,3 +63,41 @@ def _number(sides: list[_Side]) -> None:
         first = 1 if both_complete else newest - side.finished + 1
         for place, row in enumerate(side.rows):
             side.table.seq[row] = first + place
+
+
+def behind(tables: Mapping[int, OperationTable], groups: Mapping[int, Mapping[str, Group]]) -> list[Claim]:
+    """Ranks that have made fewer sends and recvs than all others in the same place of the same kind of group.
+
+    The stages of a pipeline do the same for each of its tensor ranks, so that their counters agree at the same operation.
+    Looked at is the oldest unfinished p2p operation of each rank, with the counter that the dump gives it; to be asked before
+    :func:`number_pairs` replaces the counters.
+    """
+    places: dict[tuple[str, int, int], dict[int, int]] = {}
+    for rank, table in tables.items():
+        found = _oldest_open(rank, table, groups[rank])
+        if found is not None:
+            place, counter = found
+            places.setdefault(place, {})[rank] = counter
+    claims = []
+    for counters in places.values():
+        most = max(counters.values())
+        late = tuple(sorted(rank for rank, counter in counters.items() if counter == most - 1))
+        others = [rank for rank, counter in counters.items() if counter == most]
+        if late and len(late) + len(others) == len(counters) and len(late) < len(others):
+            text = (
+                f"made one send or recv fewer than ranks {', '.join(map(str, sorted(others)[:8]))}, which do the same elsewhere"
+            )
+            claims.append(Claim(ClaimKind.BEHIND, late, text))
+    return claims
+
+
+def _oldest_open(rank: int, table: OperationTable, groups: Mapping[str, Group]) -> tuple[tuple[str, int, int], int] | None:
+    for row, call in enumerate(table.call):
+        if table.completed[row] or table.calls[call].kind is not Kind.P2P:
+            continue
+        group, peer = groups.get(table.groups[table.group[row]]), table.calls[call].peer
+        if group is None or group.description is None or peer not in group.ranks or rank not in group.ranks:
+            return None
+        kind = f"{table.calls[call].op} {group.description}"
+        return (kind, group.ranks.index(rank), group.ranks.index(peer)), table.seq[row]
+    return None

@@ -162,7 +162,7 @@ def _add_dump_signals(drafts: dict[int, _Draft], facts: Facts, ranks: Ranks) -> 
             continue
         if stuck and abs(min(stuck) - dump.enqueued) > FAR:
             continue
-        completed = min(dump.completed, dump.enqueued)
+        completed = dump.completed if dump.completed <= dump.enqueued else 0  # 2.3 prints an uninitialised number
         if completed > 0:
             draft.rows.append(_Row(DEFAULT, completed, UNKNOWN, None, 1))
         behind = range(max(completed, 0) + 1, min(dump.enqueued, completed + MAX_AHEAD) + 1) if completed >= 0 else ()

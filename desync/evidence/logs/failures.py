@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from desync.evidence.logs import patterns as p
@@ -11,7 +10,7 @@ from desync.evidence.logs.ranks import Ranks
 from desync.evidence.logs.victims import is_victim
 from desync.model import CallSite, Exit, Failure, Mark, MarkKind
 
-SIGABRT, SIGKILL, SIGTERM = -6, -9, -15
+SIGINT, SIGABRT, SIGKILL = -2, -6, -9
 TIMED_OUT = "Watchdog caught collective operation timeout"
 TOLD_OTHERWISE = (
     "monitoredBarrier",
@@ -130,30 +129,40 @@ def _backend_error(time: int, message: str, kind: str) -> Mark:
 
 def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts) -> None:
     raised = {rank for rank, _ in found.marks}
-    own_faults = any(_is_own(mark) for _, mark in found.marks)
     kernel = {trouble.pid for trouble in facts.troubles if trouble.kind == "kernel"}
+    own_faults = any(_is_own(mark) for _, mark in found.marks) or bool(found.anonymous)
+    silent = _without_a_word(ended, facts, raised)
     for rank, each in ended.items():
-        if rank not in raised and not _counts(each, kernel, own_faults, _told(facts, found)):
+        counts = rank in raised or _counts(each, kernel, own_faults, facts) or (rank == silent and not own_faults)
+        if counts:
+            found.exits.append((rank, Exit(time=each.time, code=each.code), each.host, each.pid))
+        else:
             found.victims.add(rank)
-            continue
-        found.exits.append((rank, Exit(time=each.time, code=each.code), each.host, each.pid))
 
 
-def _told(facts: Facts, found: Failures) -> bool:
-    """Whether the log itself says why ranks ended."""
-    beats = any(trouble.kind in ("heartbeat", "nccl_error") for trouble in facts.troubles)
-    return bool(
-        facts.timeouts or found.marks or found.anonymous or facts.barriers or facts.joining or beats or facts.tracebacks
-    )
+def _without_a_word(ended: dict[int, Ended], facts: Facts, raised: set[int]) -> int | None:
+    """The one rank that ended with a status although the log has no traceback for it."""
+    with_status = [rank for rank, each in ended.items() if each.code > 0]
+    told = sum(1 for traceback in facts.tracebacks if not traceback.launcher)
+    silent = [rank for rank in with_status if rank not in raised]
+    return silent[0] if len(silent) == 1 and told < len(with_status) and not facts.timeouts else None
 
 
-def _counts(ended: Ended, kernel: Iterable[int | None], own_faults: bool, told: bool) -> bool:
+def _counts(ended: Ended, kernel: set[int | None], own_faults: bool, facts: Facts) -> bool:
     """Whether an exit status says something about the rank itself, and not that others had failed before."""
-    if ended.code == SIGTERM:
-        return True  # the diagnosis knows it for the launcher's
     if ended.code == SIGKILL:
-        return ended.root or ended.pid in set(kernel) or not (own_faults or told)
-    return not told  # SIGABRT, or a status whose reason the log has told elsewhere
+        # The launcher kills so what SIGTERM does not end; after a time-out that is no news.
+        return ended.root or ended.pid in kernel or not (own_faults or facts.timeouts)
+    if ended.code < 0:
+        return ended.code not in (SIGABRT, SIGINT) or not _told(facts)  # SIGTERM is known to be the launcher's
+    return not _told(facts)
+
+
+def _told(facts: Facts) -> bool:
+    """Whether the log itself says why ranks ended."""
+    beats = any(trouble.kind in ("heartbeat", "nccl_error", "cuda_error") for trouble in facts.troubles)
+    tracebacks = any(not traceback.launcher for traceback in facts.tracebacks)
+    return bool(facts.timeouts or facts.barriers or facts.joining or tracebacks or beats)
 
 
 def _is_own(mark: Mark) -> bool:

@@ -220,6 +220,30 @@ def test_an_anonymous_traceback_belongs_to_the_only_rank_that_failed() -> None:
     assert (finding.cause, finding.culprit_ranks) == (Cause.EXCEPTION, (2,))
 
 
+@pytest.mark.parametrize(("code", "cause"), [(-9, Cause.KILLED), (-11, Cause.KILLED), (13, Cause.EXITED_EARLY)])
+def test_a_rank_that_ended_without_a_word_is_found_among_its_victims(code: int, cause: Cause) -> None:
+    parts = [(rank, traceback(rank, CLOSED)) for rank in (0, 1, 3)]
+    text = "\n".join([made.log(parts, world=4), *elastic([(0, 1), (1, 1), (2, code), (3, 1)])])
+    finding = only(text)
+    assert (finding.cause, finding.culprit_ranks, finding.status) == (cause, (2,), Status.CRASH)
+
+
+def test_after_a_time_out_the_launchers_kill_is_no_news() -> None:
+    parts = [(rank, timeout_lines("2.6", Stuck(rank, 100))) for rank in (0, 1, 3)]
+    text = "\n".join([made.log(parts, world=4), *elastic([(0, -6), (1, -6), (3, -6), (2, -9)])])
+    finding = only(text)
+    assert (finding.status, finding.culprit_ranks, finding.cause) == (Status.HANG, (2,), Cause.UNKNOWN)
+
+
+def test_sends_and_recvs_that_time_out_accuse_nobody_but_the_only_silent_one() -> None:
+    stuck = [Stuck(rank, 9, op="RECV", group_rank=rank % 2, guid="7", local=3, description="PP") for rank in (0, 1, 3)]
+    finding = only(made.log([(each.rank, timeout_lines("2.9", each)) for each in stuck], world=4))
+    assert (finding.status, finding.culprit_ranks, finding.certainty) == (Status.HANG, (2,), Certainty.POSSIBLE)
+    all_wait = [*stuck, Stuck(2, 9, op="SEND", group_rank=0, guid="7", local=3, description="PP")]
+    finding = only(made.log([(each.rank, timeout_lines("2.9", each)) for each in all_wait], world=4))
+    assert (finding.culprit_ranks, finding.cause) == ((), Cause.UNKNOWN)
+
+
 def test_an_exception_whose_rank_nothing_tells_blames_nobody_for_sure() -> None:
     finding = only("\n".join(["world_size=4", *traceback(None, "ValueError: odd")]))
     assert (finding.cause, finding.culprit_ranks, finding.status) == (Cause.EXCEPTION, (), Status.CRASH)
