@@ -23,6 +23,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--bucket-cap-mb", type=float, default=25, help="size of DDP's gradient buckets, in MiB")
+    parser.add_argument("--width", type=int, default=128, help="neurons in each hidden layer")
+    parser.add_argument("--layers", type=int, default=1, help="hidden layers between the first and the last")
     parser.add_argument("--timeout-s", type=float, default=1800, help="seconds after which torch gives up on a collective")
     return parser.parse_args()
 
@@ -42,9 +44,14 @@ def make_data() -> TensorDataset:
     return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
 
 
-def train(device: torch.device, epochs: int, bucket_cap_mb: float, folder: Path) -> None:
+def make_network(width: int, layers: int) -> nn.Module:
+    """A network with ``layers`` square layers between the first and the last."""
+    hidden = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(20, width), nn.ReLU(), *hidden, nn.Linear(width, 1))
+
+
+def train(network: nn.Module, device: torch.device, epochs: int, bucket_cap_mb: float, folder: Path) -> None:
     """Train, and keep a checkpoint of every epoch."""
-    network = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1)).to(device)
     model = DistributedDataParallel(network, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = make_data()
@@ -70,7 +77,8 @@ def main() -> None:
     timeout = timedelta(seconds=arguments.timeout_s)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     with tempfile.TemporaryDirectory() as folder:
-        train(device, arguments.epochs, arguments.bucket_cap_mb, Path(folder))
+        network = make_network(arguments.width, arguments.layers).to(device)
+        train(network, device, arguments.epochs, arguments.bucket_cap_mb, Path(folder))
     dist.destroy_process_group()
 
 
