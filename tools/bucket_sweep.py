@@ -245,7 +245,7 @@ def drawing(runs: Mapping[float, Sequence[Run]]) -> str:
     for name, colour in COLOURS.items():
         parts.append(f'<rect x="{x}" y="{height - 22}" width="12" height="12" fill="{colour}"/>')
         parts.append(f'<text x="{x + 18}" y="{height - 11}">{html.escape(name)}</text>')
-        x += 250
+        x += 290
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
