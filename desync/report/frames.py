@@ -23,6 +23,7 @@ _INSTALLED = re.compile(
     r"|(^|/)sitecustomize\.py$"
     r"|^<frozen "
 )
+_OWN = re.compile(r"(^|/)desync/(recorder|journal)/")
 _NATIVE = re.compile(r"^$|^\?\?$|^\[|\.so(\.[\d.]+)?$|\.(c|cc|cpp|cxx|cu|h|hpp|rs|S|pyx|pxd)$|(^|/)python[\d.]*$")
 
 
@@ -36,6 +37,11 @@ def bounded_frame(frame: Frame) -> Frame:
 def is_native(frame: Frame) -> bool:
     """Whether the frame is machine code and not Python's."""
     return bool(_NATIVE.search(frame.file))
+
+
+def is_own(frame: Frame) -> bool:
+    """Whether the frame is the recorder's, which stands between the user's code and torch's and explains nothing."""
+    return bool(_OWN.search(frame.file))
 
 
 def is_user(frame: Frame) -> bool:

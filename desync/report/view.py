@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from desync.model import Frame, RankState
-from desync.report.frames import is_main, user_frames
+from desync.report.frames import is_main, is_own, user_frames
 from desync.report.model import DivergenceEntry, FindingEntry, MergedStack, Place, RankEntry, Report, Role
 from desync.report.text import SENTENCE, bounded, count, exit_phrase, place, ranks_phrase, seconds
 
@@ -150,7 +150,8 @@ def telling_stacks(stacks: Sequence[MergedStack]) -> list[MergedStack]:
         fresh = tuple(rank for rank in stack.ranks if (rank, thread) not in seen)
         seen.update((rank, thread) for rank in fresh)
         if fresh:
-            found.append(MergedStack(fresh, stack.source, stack.thread, stack.frames))
+            shown = tuple(frame for frame in stack.frames if not is_own(frame))
+            found.append(MergedStack(fresh, stack.source, stack.thread, shown))
     return found
 
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from desync.model import Frame, RankStacks, Stack
-from desync.report.frames import is_user, main_stack, merge_stacks, user_frames
+from desync.report.frames import is_own, is_user, main_stack, merge_stacks, user_frames
+from desync.report.model import MergedStack
+from desync.report.view import telling_stacks
 from tests.unit.report.report_samples import BACKWARD, LOOP, SITE_PACKAGES, frame
 
 
@@ -64,3 +66,13 @@ def test_the_main_thread_is_found_by_name_then_by_its_users_frames() -> None:
     assert main_stack(RankStacks(0, "py-spy", None, (pool, own, main))) is main
     assert main_stack(RankStacks(0, "py-spy", None, (pool, own))) is own
     assert main_stack(RankStacks(0, "py-spy", None, ())) is None
+
+
+def test_the_recorders_own_frames_are_not_shown() -> None:
+    own = Frame("_Handles._wrap_wait.<locals>.wait", "/opt/env/lib/python3.11/site-packages/desync/recorder/completion.py", 129)
+    user = Frame("main", "/srv/train.py", 3)
+
+    (shown,) = telling_stacks([MergedStack((0,), "py-spy", "MainThread", (own, user))])
+
+    assert shown.frames == (user,)
+    assert not is_own(Frame("main", "/srv/desync/train.py", 3))
