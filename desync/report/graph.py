@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from desync.report.model import WaitEntry
 from desync.report.text import rank_set
+from desync.report.view import called
 
 MAX_NODES = 12
 """A graph of more sets of ranks is told in words only."""
@@ -61,8 +62,9 @@ def build_graph(waits: Sequence[WaitEntry], culprits: Sequence[int]) -> Graph | 
         Node(ranks, rank_set(ranks, 16), *spot, bool(set(culprits) & set(ranks)))
         for ranks, spot in zip(sets, spots, strict=True)
     )
+    several = len({edge.group for edge in waits}) > 1
     arrows = [
-        _arrow(one, other, edge)
+        _arrow(one, other, f"{edge.op} {edge.seq}{f', {called(edge.group)}' if several else ''}")
         for edge in waits
         for one in nodes
         for other in nodes
@@ -93,7 +95,7 @@ def _spots(count: int) -> list[tuple[int, int]]:
     return [(x - left, y - top) for x, y in spots]
 
 
-def _arrow(one: Node, other: Node, edge: WaitEntry) -> Arrow:
+def _arrow(one: Node, other: Node, label: str) -> Arrow:
     """A little beside the straight line, so that an edge and its reverse do not lie on each other."""
     dx, dy = other.x - one.x, other.y - one.y
     length = math.hypot(dx, dy) or 1.0
@@ -105,7 +107,7 @@ def _arrow(one: Node, other: Node, edge: WaitEntry) -> Arrow:
         start[1] + aside_y,
         end[0] + aside_x,
         end[1] + aside_y,
-        f"{edge.op} {edge.seq}",
+        label,
         round((start[0] + end[0]) / 2 + 2.2 * aside_x),
         round((start[1] + end[1]) / 2 + 2.2 * aside_y) + 4,
     )

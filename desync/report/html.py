@@ -112,6 +112,8 @@ def _context(report: Report, base: str) -> dict[str, Any]:
         "at": lambda frame: place(frame, base, 100),
         "is_user": is_user,
         "follows": view.follows,
+        "group_name": view.group_name,
+        "called": view.called,
         "is_culprit": functools.partial(view.is_culprit, report),
         "only_culprits": lambda ranks: set(ranks) <= set(culprits),
         "MAX_ROWS": MAX_ROWS,

@@ -163,6 +163,8 @@ def _block(cell: Cell | None, ranks: Sequence[int], details: _Details, at: bool)
         return None
     known = cell.op is not None
     label = bounded(short_op(cell.op), MAX_LABEL) if cell.op else STATE_WORDS[cell.state]
+    if known and cell.state is CellState.ABSENT:
+        label = f"in {label}"
     if cell.peer is not None:
         label += f" {'←' if 'recv' in (cell.op or '') else '→'}{cell.peer}"
     note = STATE_WORDS[cell.state] if at and known else _bucket(cell)

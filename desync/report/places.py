@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from desync.model import CallSite, Divergence, Evidence, Finding, Frame, OperationState, RankState, Trace
+from desync.model import CallSite, Divergence, Evidence, Finding, Frame, Operation, OperationState, RankState, Trace
 from desync.report.frames import bounded_frame, main_stack, newest, user_frames
 from desync.report.model import Place, Role
 from desync.report.text import NAME, bounded
@@ -17,7 +17,7 @@ MAX_PLACES = 64
 def places_of(finding: Finding, evidence: Evidence, states: dict[int, RankState]) -> tuple[Place, ...]:
     """The places of a finding's culprits, then of those that wait for them; equal places are one with their ranks."""
     culprits = [_culprit(rank, finding.divergence, evidence, states) for rank in finding.culprit_ranks]
-    waiting = [_inside(rank, finding.divergence) for rank in _others(finding)]
+    waiting = [_inside(rank, finding.divergence) or _elsewhere(rank, evidence) for rank in _others(finding)]
     return (*_merged(culprits), *_merged(waiting))[:MAX_PLACES]
 
 
@@ -82,6 +82,20 @@ def _inside(rank: int, divergence: Divergence | None) -> Place | None:
         case _:
             return None
     return _place(rank, role, _frames(operation.call.site), operation.call.op)
+
+
+def _elsewhere(rank: int, evidence: Evidence) -> Place | None:
+    """The operation that a rank is in, of which the divergence knows nothing: one of another group."""
+    operation = pending(evidence.trace(rank))
+    return _place(rank, Role.INSTEAD, _frames(operation.call.site), operation.call.op) if operation else None
+
+
+def pending(trace: Trace | None) -> Operation | None:
+    """The operation that a rank entered last, if it is still in it."""
+    if trace is None or not len(trace.operations):
+        return None
+    newest = trace.operations.row(trace.rank, -1)
+    return newest if newest.pending else None
 
 
 def _standing(rank: int, evidence: Evidence) -> Place | None:

@@ -63,8 +63,13 @@ def who(report: Report) -> str:
 
 def group_name(divergence: DivergenceEntry) -> str:
     """What people call the group."""
-    name, description = divergence.group, divergence.description
-    return f"{description} ({name})" if description and description != name else name
+    name, description = called(divergence.group), divergence.description
+    return f"{description} ({name})" if description and description != divergence.group else name
+
+
+def called(group: str) -> str:
+    """A group's name; torch calls groups that nobody named by a number."""
+    return f"group {group}" if group.isdigit() else group
 
 
 def ended(entry: RankEntry) -> bool:
@@ -144,7 +149,7 @@ def telling_stacks(stacks: Sequence[MergedStack]) -> list[MergedStack]:
     found: list[MergedStack] = []
     seen: set[tuple[int, str]] = set()
     for stack in sorted(stacks, key=lambda stack: stack.source != "py-spy"):
-        if not (is_main(stack.thread) or user_frames(stack.frames)):
+        if not stack.frames or not (is_main(stack.thread) or user_frames(stack.frames)):
             continue
         thread = "" if is_main(stack.thread) else stack.thread
         fresh = tuple(rank for rank in stack.ranks if (rank, thread) not in seen)
@@ -179,8 +184,10 @@ def _caller(item: Place) -> Frame | None:
 def _doing(report: Report, item: Place) -> str:
     same = report.divergence is not None and item.op == report.divergence.op
     match item.role:
-        case Role.WAITS | Role.INSTEAD:
+        case Role.WAITS:
             return f"called {'it' if same and not is_culprit(report, item.ranks) else item.op}"
+        case Role.INSTEAD:
+            return f"called {'another ' if same and not is_culprit(report, item.ranks) else ''}{item.op}"
         case Role.RAISED:
             return "raised"
         case Role.AT:

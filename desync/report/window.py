@@ -7,6 +7,7 @@ from collections.abc import Callable
 from desync.model import AtDivergence, Divergence, Evidence, Frame, Kind, Operation, OperationState, OperationTable, Trace
 from desync.report.frames import bounded_frame
 from desync.report.model import Cell, CellState, Window, WindowRow
+from desync.report.places import pending
 from desync.report.text import NAME, bounded
 
 BEFORE = 12
@@ -70,7 +71,7 @@ def _by_position(trace: Trace | None, divergence: Divergence, standing: AtDiverg
     cells: list[Cell | None] = []
     for seq in range(low, low + width):
         if seq == divergence.seq:
-            cells.append(_at(found.get(seq), standing))
+            cells.append(_at(found.get(seq), standing, pending(trace)))
         elif operation := found.get(seq):
             cells.append(_cell(operation, _state(operation, seq > divergence.seq)))
         else:
@@ -107,7 +108,7 @@ def _by_recency(trace: Trace | None, divergence: Divergence, standing: AtDiverge
     return (
         *[None] * (BEFORE - len(before)),
         *before,
-        _at(now, standing),
+        _at(now, standing, None),
         *after,
         *[None] * (AFTER - len(after)),
     )
@@ -126,15 +127,19 @@ def _state(operation: Operation, later: bool) -> CellState:
     return CellState.WAITING
 
 
-def _at(operation: Operation | None, standing: AtDivergence | None) -> Cell | None:
-    """The cell of the divergence itself; the diagnosis' word counts for its state."""
+def _at(operation: Operation | None, standing: AtDivergence | None, instead: Operation | None) -> Cell | None:
+    """The cell of the divergence itself; the diagnosis' word counts for its state.
+
+    ``instead`` is the operation in which an absent rank stands, if that is known.
+    """
     if standing is None:
         return _past(operation) if operation else Cell(CellState.UNSEEN)
-    shown = standing.operation or operation
+    absent = standing.state is OperationState.ABSENT
+    shown = standing.operation or operation or (instead if absent else None)
     state = _AT[standing.state]
     if shown is not None and shown.failed and standing.state in (OperationState.WAITING, OperationState.COMPLETED):
         state = CellState.FAILED
-    if shown is None or (standing.state is OperationState.ABSENT and not shown.pending):
+    if shown is None or (absent and not shown.pending):
         return Cell(state)
     return _cell(shown, state)
 

@@ -259,3 +259,23 @@ def test_ranks_that_never_came_to_a_rendezvous_are_absent_beside_those_that_wait
     window = build_window(Evidence(job(3), made), divergence)
 
     assert [(row.ranks, _signs(list(row.cells))) for row in window.rows] == [((0, 1), "waiting"), ((2,), "absent")]
+
+
+def test_in_a_circle_over_two_groups_each_rank_is_shown_where_it_waits() -> None:
+    first = trace(0, [Step(GRADIENTS, 1, "1", done=None)])
+    other = replace(GRADIENTS, site=samples.SAVE)
+    second = trace(1, [Step(other, 1, "2", done=None)])
+    standing = {0: samples.at(first, 1, OperationState.WAITING, "1"), 1: AtDivergence(OperationState.ABSENT)}
+    divergence = Divergence(Group("1", (0, 1)), "collective", 1, "all_reduce", standing)
+    finding = replace(samples.rank_only_branch().diagnosis.findings[0], culprit_ranks=(), divergence=divergence)
+
+    report = build_report(Evidence(job(2), (first, second)), diagnosis([finding], {}), Timing())
+
+    assert [(place.ranks, place.frame.file.rpartition("/")[2]) for place in report.verdict.places] == [
+        ((0,), "train.py"),
+        ((1,), "checkpoint.py"),
+    ]
+    assert report.window is not None
+    cell = report.window.rows[1].cells[0]
+    assert cell is not None
+    assert (cell.state, cell.op, cell.group) == (CellState.ABSENT, "all_reduce", "2")

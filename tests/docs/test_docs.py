@@ -1,0 +1,114 @@
+"""Every command in docs/ is run, and what the page says that it prints is compared with what it prints.
+
+A page's blocks run in its order, in one folder: a ``python file=NAME`` block writes a file, a ``console`` block runs commands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, end_tree
+from tests.docs.pages import Block, blocks, commands, difference, scrubbed
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+RUN = ("python", "console")
+SHOWN = ("text", "json", "yaml", "sh", "")
+"""Languages of blocks that are not run."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder in which the pages' commands work: as in a clone, with desync and torchrun on the path."""
+    for name in ("fault_scenarios", "tools", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    programs = tmp_path / ".bin"
+    programs.mkdir()
+    for name, module in (("desync", "desync"), ("torchrun", "torch.distributed.run"), ("python", "")):
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {f"-m {module}" if module else ""} "$@"\n')
+        program.chmod(0o755)
+    return tmp_path
+
+
+def test_there_are_pages() -> None:
+    names = {page.stem for page in PAGES}
+
+    assert {"getting-started", "how-it-works", "commands", "report-json", "overhead", "security-and-privacy", "faq"} <= names
+
+
+@pytest.mark.job
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_page_says_what_happens(page: Path, place: Path) -> None:
+    for block in blocks(page):
+        assert block.language in RUN + SHOWN, f"{page.name}:{block.line}: {block.language!r}"
+        if block.language == "console":
+            _run(block, place)
+        elif block.language == "python" and "file" in block.options:
+            (place / block.options["file"]).write_text("\n".join(block.lines) + "\n", encoding="utf-8")
+        elif block.language == "python":
+            compile("\n".join(block.lines), f"{page.name}:{block.line}", "exec")
+
+
+def _run(block: Block, place: Path) -> None:
+    for command in commands(block):
+        status, printed = _shell(command.text, place)
+        where = f"{block.page.name}:{block.line}: $ {command.text}"
+        assert status == command.status, f"{where}\n" + "\n".join(printed)
+        wrong = difference(command.expected, printed)
+        assert wrong is None, f"{where}\n{wrong}"
+
+
+def _shell(text: str, place: Path) -> tuple[int, list[str]]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("CI", "GITHUB_ACTIONS")}
+    environment.update(
+        PATH=f"{place / '.bin'}:{os.environ['PATH']}",
+        PYTHONPATH=str(ROOT),
+        OMP_NUM_THREADS="1",
+        COLUMNS="80",
+        LC_ALL="C.UTF-8",
+        PYTHONWARNINGS="ignore",
+    )
+    process = subprocess.Popen(
+        ["bash", "-c", text],
+        cwd=place,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        output, _ = process.communicate(timeout=150)
+    except subprocess.TimeoutExpired:
+        stacks = end_tree(process.pid)
+        pytest.fail(f"not over: {text}\n{stacks}")
+    lines = output.decode(errors="replace").splitlines()
+    return process.returncode, [line.rstrip() for line in lines if not re.match(r"\[W|W\d{4} |\*{8}|USDT:", line)]
+
+
+def _links(page: Path) -> Iterator[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    yield from re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
+
+
+@pytest.mark.parametrize("page", [*DOCS.rglob("*.md"), ROOT / "README.md"], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = [link for link in _links(page) if "://" not in link and not (page.parent / link).exists()]
+
+    assert broken == []
+
+
+def test_scrubbing_leaves_what_is_said() -> None:
+    assert scrubbed("rank 2 (pid 4312) is at train.py:84 in main") == "rank 2 (pid N) is at train.py:84 in main"
+    assert scrubbed("diverged 2026-11-30 07:48:40 UTC · seen 0.2 s later") == "diverged TIME UTC · seen DURATION later"
+    assert difference(["a", "[…]", "d"], ["a", "b", "c", "d"]) is None
+    assert difference(["a", "[…]", "d"], ["a", "b", "c"]) is not None
+    assert difference(["a"], ["b"]) is not None
