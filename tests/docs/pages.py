@@ -96,7 +96,7 @@ def scrubbed(line: str) -> str:
 def difference(expected: Sequence[str], printed: Sequence[str]) -> str | None:
     """What is wrong with what was printed; None if it is as expected."""
     wanted, got = list(map(scrubbed, expected)), list(map(scrubbed, printed))
-    pattern = "\n".join("(?:.*\n)*?" + "(?:.*)" if line == ELLIPSIS else re.escape(line) for line in wanted)
-    if re.fullmatch(pattern, "\n".join(got)):
+    pattern = "".join("(?:.*\n)*?" if line == ELLIPSIS else f"{re.escape(line)}\n" for line in wanted)
+    if re.fullmatch(pattern, "".join(f"{line}\n" for line in got)):
         return None
     return "--- the page says\n" + "\n".join(wanted) + "\n--- printed\n" + "\n".join(got)

@@ -110,5 +110,6 @@ def test_scrubbing_leaves_what_is_said() -> None:
     assert scrubbed("rank 2 (pid 4312) is at train.py:84 in main") == "rank 2 (pid N) is at train.py:84 in main"
     assert scrubbed("diverged 2026-11-30 07:48:40 UTC · seen 0.2 s later") == "diverged TIME UTC · seen DURATION later"
     assert difference(["a", "[…]", "d"], ["a", "b", "c", "d"]) is None
+    assert difference(["[…]", "a", "[…]"], ["a"]) is None
     assert difference(["a", "[…]", "d"], ["a", "b", "c"]) is not None
     assert difference(["a"], ["b"]) is not None
