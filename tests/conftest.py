@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import shutil
 import subprocess
@@ -11,9 +13,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import psutil
 import pytest
+
+from desync.errors import ReportError
+from desync.report.json_format import from_json
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = "DESYNC_TEST"
@@ -59,6 +66,33 @@ def no_process_left(test_marker: str) -> Iterator[None]:
         _kill(process)
     psutil.wait_procs(alive, timeout=GRACE_S)
     assert not names, f"processes were left running: {names}"
+
+
+@pytest.fixture(autouse=True)
+def reports_follow_the_schema(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check every report.json that a test leaves in its folder, whatever wrote it, against the published schema."""
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    for path in sorted(folder.rglob("report.json")) if folder else ():
+        if path.is_file() and (content := _report_in(path)) is not None:
+            wrong = [f"{error.json_path}: {error.message[:200]}" for error in _schema().iter_errors(content)]
+            assert wrong == [], path
+
+
+def _report_in(path: Path) -> Any:
+    """The content of a file that desync itself would read as a report; None for one that a test has damaged."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        from_json(text)
+    except ReportError:
+        return None
+    return json.loads(text)
+
+
+@functools.cache
+def _schema() -> Any:
+    published = json.loads((ROOT / "docs" / "report.schema.json").read_text(encoding="utf-8"))
+    return jsonschema.Draft202012Validator(published, format_checker=jsonschema.FormatChecker())
 
 
 @pytest.fixture
