@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from desync.model import Evidence, Job
+from desync.report.ddp import build_ddp
 from desync.report.ddp_steps import Step, steps
 from tests.integration import jobs
 
@@ -106,3 +108,20 @@ def test_the_module_is_known_with_what_torch_says_of_it(job: jobs.Finished) -> N
     assert logged["total_parameter_size_bytes"] == 8 * (768 * 768 + 768) * 4
     assert logged["avg_backward_comm_time"] > 0
     assert [len(bucket) for bucket in module.buckets] == [6, 6, 4]
+
+
+def test_the_epochs_of_samplers_are_known(job: jobs.Finished) -> None:
+    for trace in job.traces.values():
+        (sampler,) = trace.samplers
+        assert (sampler.name, sampler.shuffle, sampler.epochs) == ("TensorDataset", True, (0, 0, 0))
+
+
+def test_the_report_says_all_of_it(job: jobs.Finished) -> None:
+    (entry,) = build_ddp(Evidence(Job(world_size=2), tuple(job.traces.values())))
+
+    assert entry.torch is not None
+    assert entry.measured is not None
+    assert entry.picture is not None
+    assert len(entry.picture.buckets) == 3
+    assert all(span.completed_s is not None for span in entry.picture.buckets)
+    assert "set_epoch() is never called" in entry.advice[0]

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.data import DistributedSampler, TensorDataset
 
 WIDTH, LAYERS = 768, 8
 MEASURED = 10
@@ -44,6 +45,9 @@ def main(folder: Path) -> None:
     logged = model._get_ddp_logging_data()
     profiler.export_chrome_trace(str(folder / f"{dist.get_rank()}.trace.json"))
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps({key: str(value) for key, value in logged.items()}))
+    sampler: DistributedSampler[TensorDataset] = DistributedSampler(TensorDataset(torch.arange(8)))
+    for _ in range(4):  # set_epoch is forgotten
+        list(sampler)
     dist.destroy_process_group()
 
 
