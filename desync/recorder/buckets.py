@@ -18,6 +18,8 @@ active = False
 """Whether this process has a DDP module at all; the hook asks this first."""
 
 _engine: CodeType | None = None
+_whole: frozenset[Any] = frozenset()
+"""The dtypes of whole numbers: none of a gradient."""
 
 
 @dataclass(slots=True)
@@ -55,11 +57,13 @@ _context = _Context()
 
 def activate() -> None:
     """Begin to look for buckets: called when the first DDP module is made."""
-    global active, _engine
+    global active, _engine, _whole
+    import torch
     from torch.autograd import graph
 
     function = getattr(graph, "_engine_run_backward", None)
     _engine = getattr(function, "__code__", None)
+    _whole = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool})
     active = True
 
 
@@ -98,8 +102,10 @@ def hooked() -> int:
 
 
 def _next_bucket(tensor: Any) -> int:
-    elements = tensor.numel()
-    if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
+    # Shape and dtype are what the signature asks for as well: the second question is cheap, and others would be dear.
+    shape = tensor.shape
+    elements = shape[0] if len(shape) == 1 else shape.numel()
+    if tensor.dtype in _whole:
         return _map_of_used(elements)
     for module in reversed(modules):
         if not module.hooked and module.next < len(module.buckets) and module.buckets[module.next].elements == elements:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from _thread import get_ident
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -22,12 +23,11 @@ from desync.recorder import backwards, buckets, completion, exceptions
 from desync.recorder.groups import GroupEntry, Groups
 from desync.recorder.operators import Operator, discover
 from desync.recorder.session import Session, quiet
+from desync.recorder.signatures import ReduceNames, bare_call, make_signature
 from desync.recorder.sites import Sites
 from desync.recorder.torch_functions import Functions
 
 PART = "recording operations"
-MAX_TENSORS = 8
-"""Shapes of more tensors than this (all_gather on a large group) are counted, not kept."""
 
 _now = time.monotonic_ns
 _getframe = sys._getframe
@@ -81,49 +81,6 @@ class Hook:
         return lowered
 
 
-class ReduceNames:
-    """The name of a call's reduce op.
-
-    Asking the boxed ``ReduceOp`` itself takes 2.5 to 4 µs, longer than all the rest of the record.  The functions of
-    ``torch.distributed`` that take one hold it in a local variable ``op``, which is read in 0.3 µs; and a DDP reducer uses the
-    same one for every launch of a bucket, so that it is asked once.
-    """
-
-    def __init__(self) -> None:
-        from torch.distributed import ReduceOp
-
-        kinds = [getattr(ReduceOp, name) for name in _REDUCE_OPS if hasattr(ReduceOp, name)]
-        names = [str(kind).rpartition(".")[2].lower() for kind in kinds]
-        # Each is one object that its class keeps for ever, so that its id names it; hashing it calls into pybind.
-        self._kinds = kinds
-        self._by_id = dict(zip(map(id, kinds), names, strict=True))
-        self._by_number = dict(zip(map(int, kinds), names, strict=True))
-        self._reducing = Functions("op")
-        self._by_bucket: dict[int, str] = {}
-
-    def name(self, boxed: Any, caller: FrameType | None, bucket: int) -> str:
-        """The name (sum, avg, max, …) of a boxed ReduceOp.
-
-        ``caller`` is the frame that called the operator; ``bucket`` the label of the bucket that the reducer launches, or 0.
-        """
-        if caller is not None and id(caller.f_code) in self._reducing.ids:
-            # An op with a factor (premul_sum) is another object: it is asked.
-            name = self._by_id.get(id(caller.f_locals["op"]))
-        else:
-            name = self._by_bucket.get(bucket)
-        return name or self._ask(boxed, bucket)
-
-    def _ask(self, boxed: Any, bucket: int) -> str:
-        number = boxed.op()
-        name = self._by_number.get(number, f"reduce op {number}")
-        if bucket:
-            self._by_bucket[bucket] = name
-        return name
-
-
-_REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-
-
 Finish = Callable[[Any, int], None]
 """Sees to it that the completion of an operation is recorded, given its result and its serial number."""
 
@@ -173,16 +130,14 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
 
     It takes the operator's arguments, and must be called by the kernel itself: it looks two frames out for the caller.
     """
-    session, unbox, groups = hook.session, hook.unbox, hook.groups._entries
-    find, site_at, thread = hook.groups.find, hook.sites.at, session.thread
+    session, unbox, groups, find = hook.session, hook.unbox, hook.groups._entries, hook.groups.find
+    site_at, thread, threads = hook.sites.at, session.thread, session._threads
     write = session.writer.operation
-    bare = bare_call(hook, operator)
-    signature = make_signature(hook, operator)
-    place = make_place(operator)
+    bare, place = bare_call(session.writer, operator), make_place(operator)
+    signature = make_signature(session.writer, hook.reduce_names, operator)
     group_at, async_at, tag_at = operator.group, operator.is_async, operator.tag
     launched = buckets.launched if operator.name == "allreduce_" else buckets.never
     type_word = RecordType.OPERATION | (Flag.HAS_TAG if tag_at is not None else 0)
-
     finish, wait = completion.watcher(session, operator), completion.waited(session)
     hold: Finish = functools.partial(backwards.of(session).hold, finish)
     waiting = Functions("async_op", "async_ops").ids if async_at is not None else frozenset()
@@ -190,7 +145,7 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
     def record(arguments: tuple[Any, ...]) -> tuple[int, Finish | None]:
         entered = _now()
         group = groups.get(unbox(arguments[group_at])) or find(unbox(arguments[group_at]))
-        peer, sequence = place(arguments, group)
+        peer, sequence = place(arguments, group) if place is not None else (0, next(group.sequence))
         flags = type_word | (Flag.COMPLETION_KNOWN if group.completes else 0)
         # An omitted async_op is True in every schema that has one.
         if async_at is not None and (len(arguments) <= async_at or arguments[async_at]):
@@ -214,7 +169,8 @@ def make_recorder(hook: Hook, operator: Operator) -> Callable[[tuple[Any, ...]],
             session.failed(PART, error)
             call, site, bucket, watch = bare, 0, 0, finish
         tag = arguments[tag_at] if tag_at is not None and len(arguments) > tag_at else 0
-        serial = write(flags, group.number, sequence, call, site, peer, tag, thread(), bucket, entered)
+        number = threads.get(get_ident()) or thread()
+        serial = write(flags, group.number, sequence, call, site, peer, tag, number, bucket, entered)
         return serial, watch if group.completes else None
 
     return record
@@ -231,13 +187,16 @@ def _caller() -> FrameType | None:
         return None  # a thread that C++ started, which has no other Python frame
 
 
-def make_place(operator: Operator) -> Callable[[tuple[Any, ...], GroupEntry], tuple[int, int]]:
-    """The function that gives an operation's word for its root or peer (global rank + 1; 0: none) and its sequence number."""
+def make_place(operator: Operator) -> Callable[[tuple[Any, ...], GroupEntry], tuple[int, int]] | None:
+    """The function that gives an operation's word for its root or peer (global rank + 1) and its sequence number.
+
+    None for operators that have neither root nor peer: they only count.
+    """
     if operator.kind is Kind.P2P:
         return lambda arguments, group: _pair(operator, arguments, group)
     root_at = operator.root
     if root_at is None:
-        return lambda _arguments, group: (0, next(group.sequence))
+        return None
     return lambda arguments, group: (_word(group.global_rank(arguments[root_at])), next(group.sequence))
 
 
@@ -251,108 +210,3 @@ def _pair(operator: Operator, arguments: tuple[Any, ...], group: GroupEntry) -> 
     other = -1 if peer is None else peer
     ends = (group.me, other) if operator.sends else (other, group.me)
     return other + 1, group.pair_sequence(*ends)
-
-
-Signature = Callable[[tuple[Any, ...], "FrameType | None", int], int]
-"""Gives a call's number in the heap from its arguments, the frame that called the operator, and the bucket that DDP's reducer
-launches with it (0: none)."""
-
-
-def make_signature(hook: Hook, operator: Operator) -> Signature:
-    """The function that interns a call's shapes, dtypes, reduce op and splits."""
-    inputs, outputs, reduce_at = operator.inputs, operator.outputs, operator.reduce_op
-    splits = operator.in_splits is not None
-    reduce_name = hook.reduce_names.name
-    intern = make_intern(hook, operator)
-    known: dict[tuple[Any, ...], int] = {}
-
-    def signature(arguments: tuple[Any, ...], caller: FrameType | None, bucket: int) -> int:
-        key = (
-            _tensors(arguments[inputs]) if inputs is not None else (),
-            _tensors(arguments[outputs]) if outputs is not None else (),
-            reduce_name(arguments[reduce_at], caller, bucket) if reduce_at is not None else None,
-            _splits(operator, arguments) if splits else None,
-        )
-        return known.get(key) or intern(known, key, key)
-
-    def of_one_tensor(arguments: tuple[Any, ...], caller: FrameType | None, bucket: int) -> int:
-        tensors = arguments[inputs]  # type: ignore[index]  # chosen below only where there is one
-        if len(tensors) != 1:
-            return signature(arguments, caller, bucket)
-        tensor = tensors[0]
-        shape, dtype = tensor.shape, tensor.dtype
-        reduce = reduce_name(arguments[reduce_at], caller, bucket) if reduce_at is not None else None
-        key = (shape, dtype, reduce)
-        return known.get(key) or intern(known, key, ((shape, dtype), (), reduce, None))
-
-    # all_reduce, broadcast, reduce, send and recv take one list, nearly always of one tensor: no need to flatten it.
-    one_list = outputs is None and not splits and inputs is not None and _is_list(operator, inputs)
-    return of_one_tensor if one_list else signature
-
-
-def make_intern(hook: Hook, operator: Operator) -> Callable[[dict[Any, int], Any, tuple[Any, ...]], int]:
-    """The function that puts a new signature into the heap and remembers its number."""
-    writer = hook.session.writer
-    bare = bare_call(hook, operator)
-
-    def intern(known: dict[Any, int], key: Any, parts: tuple[Any, ...]) -> int:
-        number = writer.intern("call", _payload(operator, parts), key=(operator.name, parts))
-        # A signal handler's call in the middle of writing another finds no room, but may the next time.
-        if (number or writer.full) and len(known) < MAX_SIGNATURES:
-            known[key] = number or bare
-        return number or bare
-
-    return intern
-
-
-def bare_call(hook: Hook, operator: Operator) -> int:
-    """The number of an operator's name alone, for calls that cannot be described or find no room in the heap."""
-    nothing = ((), (), None, None)
-    return hook.session.writer.intern("call", _payload(operator, nothing), key=(operator.name, nothing))
-
-
-def _is_list(operator: Operator, argument: int) -> bool:
-    return str(operator.overload._schema.arguments[argument].type) == "List[Tensor]"
-
-
-MAX_SIGNATURES = 50_000
-
-
-def _tensors(value: Any) -> tuple[Any, ...]:
-    """Shapes and dtypes of a tensor, a list of tensors or a list of lists, flat: (shape, dtype, shape, dtype, …, left out)."""
-    if type(value) is not list:  # the dispatcher makes its lists itself: they are of no other type
-        return (value.shape, value.dtype)
-    if len(value) == 1 and type(tensor := value[0]) is not list:
-        return (tensor.shape, tensor.dtype)
-    flat = [tensor for item in value for tensor in item] if value and type(value[0]) is list else value
-    key: list[Any] = []
-    for tensor in flat[:MAX_TENSORS]:
-        key.append(tensor.shape)
-        key.append(tensor.dtype)
-    if len(flat) > MAX_TENSORS:
-        key.append(len(flat) - MAX_TENSORS)
-    return tuple(key)
-
-
-def _splits(operator: Operator, arguments: tuple[Any, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(arguments[operator.in_splits]), tuple(arguments[operator.out_splits])  # type: ignore[index]  # both or none
-
-
-def _payload(operator: Operator, key: tuple[Any, ...]) -> dict[str, Any]:
-    inputs, outputs, reduce_op, splits = key
-    payload: dict[str, Any] = {"op": operator.public, "kind": operator.kind.value}
-    if inputs:
-        payload["in"] = _described(inputs)
-    if outputs:
-        payload["out"] = _described(outputs)
-    if reduce_op is not None:
-        payload["reduce_op"] = reduce_op
-    if splits is not None and any(splits):
-        payload["in_splits"], payload["out_splits"] = splits
-    return payload
-
-
-def _described(key: tuple[Any, ...]) -> tuple[list[list[int]], list[str], int]:
-    cut = key[-1] if len(key) % 2 else 0
-    pairs = key[: len(key) // 2 * 2]
-    return [list(shape) for shape in pairs[::2]], [str(dtype).removeprefix("torch.") for dtype in pairs[1::2]], cut
