@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import desync.report.model
+from desync import __version__
 from desync.errors import ReportError, RunDirectoryError
 from desync.report.json_format import from_json, to_json, write_report
 from desync.report.terminal import render
@@ -30,6 +32,15 @@ def test_a_report_survives_the_way_through_json(sample: Callable[[], samples.Sam
 
     assert text.isascii()
     assert from_json(text) == report
+
+
+def test_the_report_is_the_kept_one() -> None:
+    text = to_json(samples.uneven_inputs().report()).replace(f'"desync": "{__version__}"', '"desync": "0"')
+
+    path = Path(__file__).with_name("gold") / "uneven_inputs.json"
+    if os.environ.get("DESYNC_REWRITE_GOLD"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
 
 
 @ALL

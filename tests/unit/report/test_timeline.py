@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +144,13 @@ def test_of_a_long_job_the_newest_operations_are_kept(monkeypatch: pytest.Monkey
     assert content["otherData"]["operations_left_out"] == 40
     kept = {event["name"] for event in content["traceEvents"] if event["name"].startswith("all_reduce")}
     assert kept == {f"all_reduce {number}" for number in (21, 22, 23, 24)}
+
+
+def test_the_timeline_is_the_kept_one() -> None:
+    events = json.loads(render_timeline(training(ranks=2, count=1, late_ns=2 * MS)))
+    text = json.dumps(events, indent=1) + "\n"
+
+    path = Path(__file__).with_name("gold") / "ddp_training.trace.json"
+    if os.environ.get("DESYNC_REWRITE_GOLD"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
