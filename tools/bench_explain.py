@@ -101,10 +101,10 @@ def beside(program: Path, folder: Path, ranks: int, repeat: int) -> None:
     plain = measure([sys.executable, "-c", UNPICKLE, place], repeat)
     own, verdict = explain(place, repeat)
     torchs = measure([Path(sys.executable).with_name("torchfrtrace"), "--mismatch_cap", "100000000", place])
-    said = torchs.output.count("Culprit rank")
+    said = torchs.output.count("Not all ranks joining") + torchs.output.count("Culprit rank")
     print(f"{ranks} ranks, one skipped operation on rank {truth['culprit_ranks']}, {truth['op']} #{truth['seq']}:\n")
     print("| | wall | CPU | memory | beside unpickling | says |\n|---|---|---|---|---|---|")
-    rows = (("unpickling alone", plain, ""), ("desync explain", own, verdict), ("torchfrtrace", torchs, f"{said} culprits"))
+    rows = (("unpickling alone", plain, ""), ("desync explain", own, verdict), ("torchfrtrace", torchs, f"{said} errors"))
     for name, measured, words in rows:
         print(f"| {name} | {_cells(measured)} | {measured.wall_s / plain.wall_s:.1f} x | {words} |")
     faster, leaner = torchs.wall_s / own.wall_s, own.memory_mb / torchs.memory_mb

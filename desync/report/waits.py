@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from desync.model import Divergence, Evidence, Group, Kind, Operation, OperationState, Trace
+from desync.model import Call, Divergence, Evidence, Group, Kind, Operation, OperationState, Trace
 from desync.report.model import WaitEntry
 from desync.report.text import NAME, bounded
 
@@ -54,9 +54,9 @@ def _frontier(trace: Trace) -> _Frontier:
             if table.completed[index] <= 0 and _is_open(operation := table.row(trace.rank, index)):
                 frontier.open[group] = operation
         elif call.kind is Kind.P2P and call.peer is not None:
-            operation = table.row(trace.rank, index)
-            frontier.pairs.setdefault(_pair(operation), operation.seq)
-            if _is_open(operation):
+            pair = _pair_of(trace.rank, table.groups[table.group[index]], call)
+            frontier.pairs.setdefault(pair, table.seq[index])
+            if table.completed[index] <= 0 and _is_open(operation := table.row(trace.rank, index)):
                 frontier.open_pairs.append(operation)
     return frontier
 
@@ -67,9 +67,12 @@ def _is_open(operation: Operation) -> bool:
 
 def _pair(operation: Operation) -> tuple[str, int, int]:
     """The pair of ranks, source first."""
-    peer = -1 if operation.call.peer is None else operation.call.peer
-    ends = (peer, operation.rank) if "recv" in operation.call.op else (operation.rank, peer)
-    return (operation.group, *ends)
+    return _pair_of(operation.rank, operation.group, operation.call)
+
+
+def _pair_of(rank: int, group: str, call: Call) -> tuple[str, int, int]:
+    peer = -1 if call.peer is None else call.peer
+    return (group, peer, rank) if "recv" in call.op else (group, rank, peer)
 
 
 def _missed(

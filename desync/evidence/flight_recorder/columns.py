@@ -163,7 +163,7 @@ class _Rows:
         seq = (p2p_seq if p2p else seq) or 0
         if type(seq) is not int or type(entered) is not int or type(completed) is not int:
             raise TypeError
-        if not -MAX_INT < seq < MAX_INT or not 0 <= entered < MAX_INT or not 0 <= completed < MAX_INT:
+        if not 0 <= seq < MAX_INT or not 0 <= entered < MAX_INT or not 0 <= completed < MAX_INT:
             raise OverflowError
         if not p2p:
             row = self._newest.get(group)

@@ -91,9 +91,21 @@ def behind(tables: Mapping[int, OperationTable], groups: Mapping[int, Mapping[st
     return claims
 
 
+def _open_rows(table: OperationTable) -> Iterator[int]:
+    """The rows of what has not finished; the search for them is array's own."""
+    row = -1
+    while True:
+        try:
+            row = table.completed.index(0, row + 1)
+        except ValueError:
+            return
+        yield row
+
+
 def _oldest_open(rank: int, table: OperationTable, groups: Mapping[str, Group]) -> tuple[tuple[str, int, int], int] | None:
-    for row, call in enumerate(table.call):
-        if table.completed[row] or table.calls[call].kind is not Kind.P2P:
+    for row in _open_rows(table):
+        call = table.call[row]
+        if table.calls[call].kind is not Kind.P2P:
             continue
         group, peer = groups.get(table.groups[table.group[row]]), table.calls[call].peer
         if group is None or group.description is None or peer not in group.ranks or rank not in group.ranks:
