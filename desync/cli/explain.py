@@ -15,8 +15,8 @@ NAME = "explain"
 HELP = "diagnose a job that ran without desync: from flight-recorder dumps, logs, ncclras or py-spy output"
 
 _SWITCHES = (
-    "to see more the next time: run it under `desync watch`; or set TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
-    "TORCH_FR_DUMP_TEMP_FILE=/shared/dump_rank_ (before torch 2.9 TORCH_NCCL_TRACE_BUFFER_SIZE and "
+    "to see more the next time: run it under `desync watch`; or set TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
+    "and TORCH_FR_DUMP_TEMP_FILE=/shared/dump_rank_ (before torch 2.9 TORCH_NCCL_TRACE_BUFFER_SIZE and "
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE) and keep the dumps of all ranks"
 )
 
