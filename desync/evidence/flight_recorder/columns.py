@@ -101,12 +101,13 @@ def from_dump(raw: Any) -> RawDump:
     )
 
 
-_TENSORS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
-_IDENTITY = ("profiling_name", "process_group", "pg_id", *_TENSORS, "is_p2p", "thread_id")
-_TIMES = ("time_created_ns", "time_discovered_completed_ns")
-_MOMENT = ("frames", "collective_seq_id", "p2p_seq_id", *_TIMES, "state", "retired")
-_identity, _moment = itemgetter(*_IDENTITY), itemgetter(*_MOMENT)
-_ABSENT = dict.fromkeys((*_IDENTITY, *_MOMENT))
+_MOMENT = ("collective_seq_id", "p2p_seq_id", "time_created_ns", "time_discovered_completed_ns")
+_PLACE = ("frames", "profiling_name", "process_group", "thread_id", *_MOMENT)
+_SHAPE = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "pg_id", "is_p2p")
+_place, _shape = itemgetter(*_PLACE), itemgetter(*_SHAPE)
+_ABSENT = dict.fromkeys((*_PLACE, *_SHAPE))
+MAX_SHAPES = 16
+"""So many shapes of one call are compared one by one; with more they are looked up."""
 _NO_STACK = -1
 
 
@@ -126,6 +127,7 @@ class _Rows:
         self.skipped = 0
         self.counts: dict[int, int] = {}
         self._known: dict[tuple[Any, ...], int] = {}
+        self._shapes: dict[tuple[Any, ...], list[tuple[tuple[Any, ...], int]]] = {}
         self._group_numbers: dict[tuple[str, str, int], int] = {}
         self._stack_numbers: dict[tuple[RawFrame, ...], int] = {}
         self._stack_ids: dict[int, int] = {}
@@ -136,31 +138,34 @@ class _Rows:
         """Take over one entry; one that does not fit is counted."""
         try:
             try:
-                identity, moment = _identity(entry), _moment(entry)
+                place, shape = _place(entry), _shape(entry)
             except KeyError:
                 entry = {**_ABSENT, **entry}
                 if entry["collective_seq_id"] is None:
                     entry["collective_seq_id"] = entry["p2p_seq_id"] = entry.get("seq_id")  # one counter for both up to 2.1
-                identity, moment = _identity(entry), _moment(entry)
-            self._add(identity, moment)
+                place, shape = _place(entry), _shape(entry)
+            self._add(entry, place, shape)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             self.skipped += 1
 
-    def _add(self, identity: tuple[Any, ...], moment: tuple[Any, ...]) -> None:
-        frames, seq, p2p_seq, entered, completed, state, retired = moment
+    def _add(self, entry: dict[str, Any], place: tuple[Any, ...], shape: tuple[Any, ...]) -> None:
+        frames, name, named, thread, seq, p2p_seq, entered, completed = place
         # The frames are looked up by identity: dumps share them, and what is in use keeps its identity.
-        key = (id(frames), dumps(identity, _FLAT))
-        call = self._known.get(key)
-        if call is None:
-            call = self._known[key] = self._call(identity, frames)
-        entered = entered or 0
-        name, group, p2p = self.calls[call][0], self.calls[call][1], self.calls[call][5]
+        key = (id(frames), name, named if type(named) is tuple else None, thread)
+        for known in self._shapes.get(key, ()):
+            if known[0] == shape:
+                call = known[1]
+                break
+        else:
+            call = self._call(key, place, shape)
+        _, group, _, _, _, p2p, _ = self.calls[call]
         if not completed:
-            done = state == "completed" or (retired and not name.startswith("gloo"))
+            done = entry.get("state") == "completed" or (entry.get("retired") and not name.startswith("gloo"))
             completed = (entered or 1) if done else 0
         if p2p:
             self.counts[group] = _number(seq)
-        seq = (p2p_seq if p2p else seq) or 0
+            seq = p2p_seq
+        seq, entered = seq or 0, entered or 0
         if type(seq) is not int or type(entered) is not int or type(completed) is not int:
             raise TypeError
         if not 0 <= seq < MAX_INT or not 0 <= entered < MAX_INT or not 0 <= completed < MAX_INT:
@@ -187,16 +192,23 @@ class _Rows:
         self.call[row] = self._known[key]
         self.completed[row] = min(self.completed[row], completed)
 
-    def _call(self, identity: tuple[Any, ...], frames: Any) -> int:
+    def _call(self, key: tuple[Any, ...], place: tuple[Any, ...], shape: tuple[Any, ...]) -> int:
+        """The number of a call that was not found at once: known by its content, or new."""
+        frames, name, named, thread, *_ = place
         stack = self._stack(frames) if frames else _NO_STACK
-        key = (stack, dumps(identity, _FLAT), None)
-        found = self._known.get(key)
+        content = (stack, dumps((name, named, thread, *shape), _FLAT))
+        found = self._known.get(content)
         if found is None:
-            found = self._known[key] = self._new_call(identity, stack)
+            found = self._known[content] = self._new_call(name, named, thread, shape, stack)
+        # Only what is written as torch does it may be found at once: with another group's name equal shapes mean little.
+        if type(named) is tuple:
+            shapes = self._shapes.setdefault(key, [])
+            if len(shapes) < MAX_SHAPES:
+                shapes.append((shape, found))
         return found
 
-    def _new_call(self, identity: tuple[Any, ...], stack: int) -> int:
-        name, named, handle, input_sizes, output_sizes, input_dtypes, output_dtypes, p2p, thread = identity
+    def _new_call(self, name: Any, named: Any, thread: Any, shape: tuple[Any, ...], stack: int) -> int:
+        input_sizes, output_sizes, input_dtypes, output_dtypes, handle, p2p = shape
         if len(self.calls) >= MAX_CALLS:
             raise ValueError("too many different calls")
         if not isinstance(name, str):
