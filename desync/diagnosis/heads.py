@@ -141,7 +141,8 @@ def _examine(found: Standstill, place: Place) -> None:
         if member in here or member in unseen:
             continue
         if _passed(group, member, seq):
-            _root(found, Root.LAGGING, place, here)
+            # Where most have not finished, it is no fault of theirs: the first to finish was merely early.
+            _root(found, Root.LAGGING if 2 * len(here) <= len(group.group.ranks) else Root.TOGETHER, place, here)
         elif member in found.heads:
             waited.add(member)
         elif not _is_at(group, member, seq):
