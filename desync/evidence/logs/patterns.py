@@ -55,6 +55,8 @@ BARRIER_REACHED = re.compile(r"Rank (\d{1,7}) successfully reached monitoredBarr
 TRACEBACK = re.compile(r"^(?:Traceback|Exception in thread.{0,100}Traceback) \(most recent call last\):")
 FRAME = re.compile(r'^\s{1,12}File "(.{1,1000})", line (\d{1,9}), in (.{1,300})$')
 RAISED = re.compile(r"^((?:[A-Za-z_]\w{0,100}\.){0,8}[A-Z]\w{0,100})(?:: (.*))?$")
+SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error:")
+"""torch.multiprocessing.spawn hands on the traceback of one of its processes, whose number is its rank."""
 UNUSED = re.compile(r"(Parameter(?:s| indices) which did not receive grad for rank (\d{1,7}): .{0,2000})")
 RANK_IN_MESSAGE = re.compile(
     r"^\[Rank (\d{1,7})\]|^Rank (\d{1,7}) successfully reached|on rank: (\d{1,7})[,. ]|did not receive grad for rank (\d{1,7}):"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from desync.evidence.logs import patterns as p
 from desync.evidence.logs.facts import Facts, Traceback
 from desync.evidence.logs.messages import Line
@@ -29,6 +31,7 @@ class Tracebacks:
         self._open: dict[Speaker, list[Traceback]] = {}
         self._newest: dict[Speaker, Traceback] = {}
         self._chained: set[Speaker] = set()
+        self._spawned: int | None = None
 
     @property
     def open(self) -> bool:
@@ -40,6 +43,9 @@ class Tracebacks:
         text = line.text
         if "Traceback" in text and p.TRACEBACK.match(text) is not None:
             self._begin(line)
+            return True
+        if text.startswith("-- Process ") and (spawned := p.SPAWNED.match(text)) is not None:
+            self._spawned = int(spawned[1])
             return True
         if text.startswith(_GOES_ON):
             self._chained.add(line.speaker)
@@ -63,8 +69,12 @@ class Tracebacks:
 
     def _begin(self, line: Line) -> None:
         self._newest.pop(line.speaker, None)
+        speaker = line.speaker
+        if self._spawned is not None and speaker.rank is None:
+            speaker = replace(speaker, rank=self._spawned)
+        self._spawned = None
         if sum(map(len, self._open.values())) < MAX_OPEN:
-            self._open.setdefault(line.speaker, []).append(Traceback(line.speaker, line.order, line.time))
+            self._open.setdefault(line.speaker, []).append(Traceback(speaker, line.order, line.time))
 
     def _close(self, speaker: Speaker, mine: list[Traceback], kind: str, message: str, facts: Facts) -> None:
         traceback = mine.pop(0)

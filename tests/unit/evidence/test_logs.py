@@ -244,6 +244,19 @@ def test_sends_and_recvs_that_time_out_accuse_nobody_but_the_only_silent_one() -
     assert (finding.culprit_ranks, finding.cause) == ((), Cause.UNKNOWN)
 
 
+def test_the_process_that_spawn_names_is_the_rank_that_raised() -> None:
+    launcher = traceback(None, "torch.multiprocessing.spawn.ProcessRaisedException: ")
+    text = [
+        "world_size=4",
+        *launcher,
+        "",
+        "-- Process 3 terminated with the following error:",
+        *traceback(None, "KeyError: 'x'"),
+    ]
+    finding = only("\n".join(text))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.EXCEPTION, (3,))
+
+
 def test_an_exception_whose_rank_nothing_tells_blames_nobody_for_sure() -> None:
     finding = only("\n".join(["world_size=4", *traceback(None, "ValueError: odd")]))
     assert (finding.cause, finding.culprit_ranks, finding.status) == (Cause.EXCEPTION, (), Status.CRASH)
