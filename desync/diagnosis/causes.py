@@ -15,7 +15,7 @@ from desync.diagnosis.progress import pending_fetch
 from desync.diagnosis.suspect import Explanation, Suspect, same_call
 from desync.diagnosis.turns import left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
 from desync.diagnosis.words import called, counted, named, place, seconds
-from desync.model import Cause, Certainty, Frame, Motion, Operation
+from desync.model import Cause, Certainty, Motion, Operation
 
 Explain = Callable[[Suspect], Explanation | None]
 
@@ -192,7 +192,7 @@ def _doing(suspect: Suspect) -> str:
         if stacks.rank == suspect.rank:
             for stack in stacks.threads:
                 if stack.thread.startswith("Main") and stack.frames:
-                    frame = user_frame(stack.frames)
+                    frame = next((frame for frame in stack.frames if frame.is_users), stack.frames[0])
                     return f"in {frame.function}, {frame.file.rpartition('/')[2]}:{frame.line}"
     last = suspect.at.last
     return f"after its last {last.kind.value}" if last is not None else "nothing more is known"
@@ -210,13 +210,6 @@ def _motion(suspect: Suspect) -> str:
     if activity.since is not None and suspect.evidence.observed_at is not None:
         parts.append(f"for {seconds(suspect.evidence.observed_at - activity.since)}")
     return f"process of {named([suspect.rank])}: {', '.join(parts)}"
-
-
-def user_frame(frames: tuple[Frame, ...]) -> Frame:
-    """The innermost frame outside installed packages and the standard library; the innermost of all if there is none."""
-    machinery = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
-    own = (frame for frame in frames if frame.file.endswith(".py") and not any(part in frame.file for part in machinery))
-    return next(own, frames[0])
 
 
 CAUSES: tuple[Explain, ...] = (

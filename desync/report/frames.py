@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Sequence
 
 from desync.model import Frame, RankStacks, Stack
@@ -16,15 +15,7 @@ MAX_STACKS = 256
 PATH = 1000
 """Longest file name, in characters."""
 
-_INSTALLED = re.compile(
-    r"(^|/)(site-packages|dist-packages|lib(64)?/python[\d.]+)/"
-    r"|(^|/)torch/(_\w+|amp|autograd|cuda|distributed|fx|library|multiprocessing|nn|optim|serialization|utils)\b"
-    r"|(^|/)desync/(recorder|journal)/"
-    r"|(^|/)sitecustomize\.py$"
-    r"|^<frozen "
-)
 _OWN = re.compile(r"(^|/)desync/(recorder|journal)/")
-_NATIVE = re.compile(r"^$|^\?\?$|^\[|\.so(\.[\d.]+)?$|\.(c|cc|cpp|cxx|cu|h|hpp|rs|S|pyx|pxd)$|(^|/)python[\d.]*$")
 
 
 def bounded_frame(frame: Frame) -> Frame:
@@ -34,31 +25,14 @@ def bounded_frame(frame: Frame) -> Frame:
     return Frame(bounded(frame.function, NAME), bounded(frame.file, PATH), frame.line)
 
 
-def is_native(frame: Frame) -> bool:
-    """Whether the frame is machine code and not Python's."""
-    return bool(_NATIVE.search(frame.file))
-
-
 def is_own(frame: Frame) -> bool:
     """Whether the frame is the recorder's, which stands between the user's code and torch's and explains nothing."""
     return bool(_OWN.search(frame.file))
 
 
-def is_user(frame: Frame) -> bool:
-    """Whether the frame is the user's: Python, and neither installed, torch's, the standard library's nor desync's.
-
-    Decided by the path alone, so that a report reads the same on another machine.
-    """
-    if is_native(frame) or _INSTALLED.search(frame.file):
-        return False
-    stem, _, suffix = frame.file.partition(".")
-    # Some sources shorten the standard library's files to a bare name.
-    return not (suffix == "py" and stem in sys.stdlib_module_names)
-
-
 def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """Those that are the user's, innermost first."""
-    return tuple(frame for frame in frames if is_user(frame))
+    return tuple(frame for frame in frames if frame.is_users)
 
 
 def cut_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -66,7 +40,7 @@ def cut_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     own = user_frames(frames)
     if not own:
         return tuple(frames[:3])
-    innermost = next((frame for frame in frames if not is_native(frame)), own[0])
+    innermost = next((frame for frame in frames if not frame.is_native), own[0])
     head = () if innermost == own[0] else (innermost,)
     return (*head, *own)[:MAX_SHOWN]
 

@@ -18,7 +18,6 @@ from desync.model import Frame, OperationState, Status
 from desync.report import view
 from desync.report.ddp_picture import draw
 from desync.report.ddp_text import STEP_ROWS, hidden_share
-from desync.report.frames import is_user
 from desync.report.graph import BOX_HEIGHT, BOX_WIDTH, build_graph
 from desync.report.lanes import SIGNS, STATE_WORDS, build_picture
 from desync.report.model import CellState, DivergenceEntry, Lateness, LatenessEntry, RankAtDivergence, Report
@@ -110,7 +109,6 @@ def _context(report: Report, base: str) -> dict[str, Any]:
         "hidden_share": hidden_share,
         "environment": _environment(report),
         "at": lambda frame: place(frame, base, 100),
-        "is_user": is_user,
         "follows": view.follows,
         "group_name": view.group_name,
         "called": view.called,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from desync.model import Frame
-from desync.report.frames import is_main, is_user
+from desync.report.frames import is_main
 from desync.report.model import MergedStack
 from desync.report.view import telling_stacks
 
@@ -95,7 +95,7 @@ def _branch(frame: Frame, node: _Node, culprits: frozenset[int]) -> Branch:
 def _runs(frames: Sequence[Frame]) -> tuple[Run, ...]:
     runs: list[tuple[bool, list[Frame]]] = []
     for frame in frames:
-        user = is_user(frame)
+        user = frame.is_users
         if runs and runs[-1][0] == user:
             runs[-1][1].append(frame)
         else:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from desync.model import Frame, Status
 from desync.report import view
-from desync.report.frames import cut_frames, is_main, is_user
+from desync.report.frames import cut_frames, is_main
 from desync.report.model import FindingEntry, MergedStack, Report
 from desync.report.page import Page, joined
 from desync.report.table import most_telling, render_table
@@ -111,7 +111,7 @@ def _stacks(page: Page, report: Report, root: str) -> None:
         source = f" ({stack.source})" if len(sources) > 1 else ""
         page.line(page.text(f"{ranks_phrase(stack.ranks)}{thread}{source}"), "  ")
         for frame in stack.frames:
-            page.line(page.text(place(frame, root), "" if is_user(frame) else "dim"), "    ")
+            page.line(page.text(place(frame, root), "" if frame.is_users else "dim"), "    ")
     page.rest(len(shown) - MAX_STACKS)
 
 

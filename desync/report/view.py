@@ -129,11 +129,6 @@ def rank_rows(report: Report) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
     return sorted((tuple(ranks), cells) for (cells, _), ranks in rows.items())
 
 
-def used_columns(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Columns of rank rows that hold something else than zeros."""
-    return [index for index in range(len(rows[0]) if rows else 0) if index == 0 or any(row[index] != "0" for row in rows)]
-
-
 def exceptions(report: Report) -> list[tuple[list[int], str]]:
     """Each exception once with its ranks, the culprits' first."""
     same: dict[str, list[int]] = {}

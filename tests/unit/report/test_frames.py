@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from desync.model import Frame, RankStacks, Stack
-from desync.report.frames import is_own, is_user, main_stack, merge_stacks, user_frames
+from desync.report.frames import is_own, main_stack, merge_stacks, user_frames
 from desync.report.model import MergedStack
 from desync.report.view import telling_stacks
 from tests.unit.report.report_samples import BACKWARD, LOOP, SITE_PACKAGES, frame
@@ -37,7 +37,7 @@ from tests.unit.report.report_samples import BACKWARD, LOOP, SITE_PACKAGES, fram
     ],
 )
 def test_whose_frame_it_is(file: str, users: bool) -> None:
-    assert is_user(Frame("f", file, 1)) is users
+    assert Frame("f", file, 1).is_users is users
 
 
 def test_stacks_are_cut_to_the_users_frames() -> None:
