@@ -45,6 +45,10 @@ ADVICE: Mapping[Cause, str] = {
     Cause.COMMUNICATION_STALLED: (
         "All ranks agree, so look below torch: the network, the GPU, NCCL's lines in the run directory (nccl-*.log)."
     ),
+    Cause.STRUCTURE_MISMATCH: (
+        "Build the same model on all ranks: the errors name the first difference; look for what depends on the rank, the data "
+        "or a file."
+    ),
     Cause.RENDEZVOUS: "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and world size.",
     Cause.TEARDOWN: "Call destroy_process_group() on all ranks before they end.",
     Cause.UNKNOWN: "Run it under desync watch from the start, with a larger --hang-after, to see more.",

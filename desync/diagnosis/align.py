@@ -13,7 +13,6 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from desync.diagnosis.board import GroupBoard, Lane
 from desync.model import CallSite
@@ -28,16 +27,6 @@ MAX_STARTS = 16
 
 _SUBSTITUTE, _GAP, _IMPOSSIBLE = 3, 2, 1 << 30
 """Costs: a shift of one has to save more than two differing lines in a row to be believed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """Where one sequence has operations that the other lacks: before this sequence number they agree."""
-
-    seq: int
-    longer: bool
-    """Whether the first of the two has more."""
-    length: int
 
 
 class Tokens:
@@ -58,7 +47,7 @@ class Tokens:
         return found
 
 
-def shift_before(board: GroupBoard, one: int, other: int, seq: int, tokens: Tokens) -> Shift | None:
+def parted_before(board: GroupBoard, one: int, other: int, seq: int, tokens: Tokens) -> int | None:
     """Where two ranks of a group were shifted against each other before ``seq``; None if they were not."""
     left, right = board.lanes[one], board.lanes[other]
     low = max(left.first, right.first, seq - WINDOW)
@@ -66,27 +55,25 @@ def shift_before(board: GroupBoard, one: int, other: int, seq: int, tokens: Toke
         return None
     mine = tokens.of(left, low, min(left.last, seq + BAND))
     theirs = tokens.of(right, low, min(right.last, seq + BAND))
-    return _shift(mine, theirs, low, seq)
+    start = _shift(mine, theirs, seq - low)
+    return None if start is None else low + start
 
 
-def _shift(mine: Sequence[int], theirs: Sequence[int], low: int, seq: int) -> Shift | None:
+def _shift(mine: Sequence[int], theirs: Sequence[int], last: int) -> int | None:
+    """Where one side has operations that the other lacks, not after ``last``; None if no gap makes the rest agree."""
     common = min(len(mine), len(theirs))
     starts = [index for index in range(common) if mine[index] != theirs[index]]
-    before = [index for index in starts if low + index <= seq][:MAX_STARTS]
-    best = Shift(0, longer=False, length=0)
-    least = len(starts) * _SUBSTITUTE
-    for passed, start in enumerate(before):
-        cost, gap = _best_gap(mine, theirs, start)
-        if gap and passed * _SUBSTITUTE + cost < least:
-            least = passed * _SUBSTITUTE + cost
-            best = Shift(low + start, longer=gap > 0, length=abs(gap))
-    return best if best.length else None
+    best, least = None, len(starts) * _SUBSTITUTE
+    for passed, start in enumerate([index for index in starts if index <= last][:MAX_STARTS]):
+        cost = passed * _SUBSTITUTE + _best_gap(mine, theirs, start)
+        if cost < least:
+            best, least = start, cost
+    return best
 
 
-def _best_gap(mine: Sequence[int], theirs: Sequence[int], start: int) -> tuple[int, int]:
-    """The cheapest gap at ``start``: its cost, and its length (positive: ``mine`` has more; 0: none is possible)."""
-    gaps = [gap for length in range(1, BAND + 1) for gap in (length, -length)]
-    return min(((_cost(mine, theirs, start, gap), gap) for gap in gaps), key=lambda best: (best[0], abs(best[1])))
+def _best_gap(mine: Sequence[int], theirs: Sequence[int], start: int) -> int:
+    """What the rest costs with the cheapest gap on either side at ``start``."""
+    return min(_cost(mine, theirs, start, gap) for length in range(1, BAND + 1) for gap in (length, -length))
 
 
 def _cost(mine: Sequence[int], theirs: Sequence[int], start: int, gap: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from desync.diagnosis.compare import Keys
@@ -211,8 +211,3 @@ def _equal_prefix(left: array[int], right: array[int], start: int) -> int:
     return start + bisect_left(
         range(1, len(left) - start + 1), True, key=lambda size: left[start : start + size] != right[start : start + size]
     )
-
-
-def ranks_of(lanes: Iterable[Lane]) -> tuple[int, ...]:
-    """Their ranks, sorted."""
-    return tuple(sorted(lane.rank for lane in lanes))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from desync.diagnosis.endings import Ending, Manner
 from desync.diagnosis.suspect import Explanation
 from desync.diagnosis.words import named, place, raised
 from desync.model import Cause, Certainty, Failure
 
+_STRUCTURE = "DDP expects same model across all ranks"
 _UNUSED = "Expected to have finished reduction in the prior iteration"
 
 
@@ -39,6 +41,15 @@ def unused_names(failure: Failure) -> str:
         if not found.group(1)[:1].isdigit():
             return found.group(1).strip()
     return ""
+
+
+def structure_mismatch(ending: Ending) -> Explanation | None:
+    """DDP found that the ranks built different models; it raises on ranks that are right as well as on those that are not."""
+    failure = ending.error
+    if failure is None or _STRUCTURE not in failure.message:
+        return None
+    explanation = _because_it_raised(Cause.STRUCTURE_MISMATCH, ending, "stopped because the ranks built different models")
+    return replace(explanation, evidence=(f"{named([ending.rank])}: {raised(failure)}", *explanation.evidence), blames=False)
 
 
 def exception(ending: Ending) -> Explanation | None:
@@ -77,7 +88,13 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-ENDS: tuple[Callable[[Ending], Explanation | None], ...] = (out_of_memory, unused_parameters, exception, killed)
+ENDS: tuple[Callable[[Ending], Explanation | None], ...] = (
+    out_of_memory,
+    unused_parameters,
+    structure_mismatch,
+    exception,
+    killed,
+)
 
 
 def explain_end(ending: Ending) -> Explanation | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from desync.diagnosis.align import Shift, Tokens, shift_before
+from desync.diagnosis.align import Tokens, parted_before
 from desync.diagnosis.board import Board, GroupBoard, Lane, first_difference
 from desync.model import AtDivergence, Call, Divergence, Group, Operation, OperationState
 
@@ -29,8 +28,6 @@ class Parting:
     """Those for which it ended with an error."""
     shows_at: int | None = None
     """Where it shows, if the ranks parted earlier without anybody noticing: ``pending`` and ``failed`` are of there."""
-    gaps: Mapping[int, int] = field(default_factory=dict)
-    """For ranks that were found to have operations more (or less) here than the others: how many."""
 
     @property
     def group(self) -> Group:
@@ -170,24 +167,21 @@ def retreat(parting: Parting, tokens: Tokens) -> Parting:
     classes = sorted([*parting.clusters, parting.absent], key=len, reverse=True)
     if parting.board.kind != "collective" or len(classes) < 2 or not classes[1]:
         return parting
-    shifts: dict[int, Shift] = {}
+    places = []
     for number, others in enumerate(classes):
         references = [each[0] for each in classes[:number] if each]
         for rank in others[:MAX_COMPARED]:
-            found = (shift_before(parting.board, rank, reference, parting.seq, tokens) for reference in references)
-            shift = next((each for each in found if each is not None), None)
-            if shift is not None:
-                shifts[rank] = shift
-    if not shifts:
-        return parting
-    return _moved(parting, min(shift.seq for shift in shifts.values()), shifts, tokens)
+            found = (parted_before(parting.board, rank, reference, parting.seq, tokens) for reference in references)
+            places += [next((each for each in found if each is not None), parting.seq)]
+    first = min(places, default=parting.seq)
+    return _moved(parting, first, tokens) if first < parting.seq else parting
 
 
 MAX_COMPARED = 64
 """How many ranks are aligned with a reference; what holds for so many holds for the rest of their class."""
 
 
-def _moved(parting: Parting, seq: int, shifts: Mapping[int, Shift], tokens: Tokens) -> Parting:
+def _moved(parting: Parting, seq: int, tokens: Tokens) -> Parting:
     by_token: dict[int, list[int]] = {}
     for rank, lane in parting.board.lanes.items():
         if lane.key(seq) is not None:
@@ -199,7 +193,6 @@ def _moved(parting: Parting, seq: int, shifts: Mapping[int, Shift], tokens: Toke
         clusters=tuple(clusters),
         absent=tuple(sorted(lane.rank for lane in parting.board.lanes.values() if lane.last < seq)),
         shows_at=parting.seq,
-        gaps={rank: shift.length if shift.longer else -shift.length for rank, shift in shifts.items() if shift.seq == seq},
     )
 
 

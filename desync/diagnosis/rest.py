@@ -38,7 +38,7 @@ def _ended(same: list[tuple[Ending, Explanation]]) -> Finding:
         status=Status.CRASH,
         cause=explanation.cause,
         certainty=explanation.certainty,
-        culprit_ranks=culprits,
+        culprit_ranks=culprits if explanation.blames else (),
         summary=f"{who[0].upper()}{who[1:]} {explanation.what}.",
         advice=advice(explanation.cause),
         evidence=tuple(dict.fromkeys(line for _, each in same for line in each.evidence)),

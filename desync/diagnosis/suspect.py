@@ -99,6 +99,8 @@ class Explanation:
     advice: str | None = None
     """Where the cause's usual advice does not fit."""
     time: int | None = None
+    blames: bool = True
+    """Whether it is the suspect's own doing; who only says that ranks differ may be the one that is right."""
 
 
 def same_call(suspect: Suspect) -> bool:

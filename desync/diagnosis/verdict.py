@@ -7,6 +7,7 @@ nothing wrong and is merely not there is *awaited* until it has been frozen for 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -81,11 +82,10 @@ class Case:
         for parting in self.partings:
             faults = self._faults(parting, awaiting)
             findings += self._merged(parting, faults)
-            explained.update(fault.suspect.rank for fault in faults)
-            if parting.mismatch:
-                explained.update(parting.came)
-                if not faults:
-                    findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
+            # A mismatch explains the end only of those that it stopped; whoever went on and ends later has another reason.
+            explained.update((*parting.pending, *parting.failed) if parting.mismatch else (f.suspect.rank for f in faults))
+            if parting.mismatch and not faults:
+                findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
         findings += rest.other_ends(self.ends, explained)
         if not awaiting:
             findings += self._cycles(findings)
@@ -196,7 +196,7 @@ class Case:
             status=Status.SLOW if cause is Cause.SLOW_RANK else self.status(parting, culprits),
             cause=cause,
             certainty=max((fault.explanation.certainty for fault in faults), key=list(Certainty).index),
-            culprit_ranks=culprits,
+            culprit_ranks=culprits if first.explanation.blames else (),
             summary=f"{who[0].upper()}{who[1:]} {what}; {self._waiting(parting, culprits)}.",
             advice=first.explanation.advice or advice(cause),
             evidence=tuple(dict.fromkeys(line for fault in faults for line in fault.explanation.evidence)),
@@ -211,9 +211,8 @@ class Case:
         if operation is None:
             return "nobody else came"
         ranks = held or ranks
-        did = verb(ranks, "waits", "wait") if held else verb(ranks, "went", "went")
-        into = "in" if held else "into"
-        return f"{named(ranks)} {did} {into} {called(operation)} at {place(operation.call.site)}"
+        did = f"{verb(ranks, 'waits', 'wait')} in" if held else "went into"
+        return f"{named(ranks)} {did} {called(operation)} at {place(operation.call.site)}"
 
     def status(self, parting: Parting, culprits: tuple[int, ...]) -> Status:
         """Crash if a rank's end is the fault (or came of it), hang if somebody waits, mismatch if nothing stopped them."""
@@ -231,10 +230,9 @@ class Case:
             ending, operation = self.ends.get(rank), parting.operation(rank)
             if ending is None or operation is None or ending.manner not in (Manner.RAISED, Manner.KILLED):
                 continue
-            if ending.signal is None or ending.signal != 15:
-                soon = ending.time is None or parting.time is None or ending.time - parting.time < _AT_ONCE_NS
-                if soon and (operation.pending or operation.failed):
-                    return True
+            soon = ending.time is None or parting.time is None or ending.time - parting.time < _AT_ONCE_NS
+            if soon and ending.signal != signal.SIGTERM and (operation.pending or operation.failed):
+                return True
         return False
 
 
@@ -265,13 +263,14 @@ def _with_victims(ends: Mapping[int, Ending], partings: tuple[Parting, ...]) -> 
 
 
 def _ordered(findings: list[Finding]) -> list[Finding]:
-    """By time; a rank is blamed once, by the first finding that names it."""
+    """By time; a rank is blamed once for what stands still: what shows in one group after the other has one reason."""
     kept: list[Finding] = []
     blamed: set[int] = set()
     for finding in sorted(findings, key=lambda finding: (finding.status is Status.SLOW, finding.time or 0)):
         if finding.culprit_ranks and blamed.issuperset(finding.culprit_ranks):
             continue
-        blamed.update(finding.culprit_ranks)
+        if finding.status is not Status.MISMATCH:
+            blamed.update(finding.culprit_ranks)
         kept.append(finding)
     return kept
 

@@ -271,3 +271,27 @@ def test_ranks_whose_calls_all_come_from_other_lines_part_only_where_they_disagr
     finding = first(job(zero, one))
     assert finding.divergence.seq == 3
     assert finding.culprit_ranks == ()
+
+
+def test_a_mismatch_that_stopped_nobody_does_not_hide_a_later_crash():
+    """Rank 2 summed another dtype and nobody noticed; what rank 2 raises three calls later is a fault of its own."""
+    others = [trace(rank, [Op(), Op(), Op(), WAITING]) for rank in (0, 1)]
+    both = trace(2, [Op(dtype="int32"), Op(), Op()], marks=(raised("bad label", 3),), exit=left(4, 1))
+    findings = diagnose(job(*others, both, trace(3, [Op(), Op(), Op(), WAITING]))).findings
+    assert {(finding.cause, finding.culprit_ranks) for finding in findings} == {
+        (Cause.ARGUMENT_MISMATCH, (2,)),
+        (Cause.EXCEPTION, (2,)),
+    }
+
+
+def test_two_ranks_with_a_silent_mismatch_and_a_crash_of_another_rank():
+    guilty = trace(3, [Op(), Op()], marks=(raised("bad label", 2),), exit=left(3, 1))
+    ranks = [trace(0, [Op(), Op(), WAITING]), trace(1, [Op(), Op(), WAITING]), trace(2, [Op(dtype="int32"), Op(), WAITING])]
+    findings = diagnose(job(*ranks, guilty)).findings
+    assert [finding.culprit_ranks for finding in findings] == [(2,), (3,)]
+
+
+def test_ranks_whom_ddp_refuses_are_not_blamed_for_saying_so():
+    said = raised("DDP expects same model across all ranks, but Rank 0 has 4 params", 1, kind="RuntimeError")
+    finding = first(job(*(trace(rank, [Op()], marks=(said,), exit=left(2, 1)) for rank in range(4)), ended=True))
+    assert (finding.cause, finding.culprit_ranks, finding.status) == (Cause.STRUCTURE_MISMATCH, (), Status.CRASH)
