@@ -128,7 +128,9 @@ def empty_hook() -> Iterator[None]:
     from desync.recorder.operators import discover
 
     below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-    library: Any = torch.library.Library("c10d", "IMPL")
+    from torch.library import Library
+
+    library: Any = Library("c10d", "IMPL")
 
     def make(overload: Any) -> Callable[..., Any]:
         return lambda keyset, *arguments: overload.redispatch(keyset & below, *arguments)

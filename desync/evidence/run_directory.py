@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,3 @@ def _stacks_from_json(raw: Any) -> RankStacks:
         for one in raw["threads"]
     )
     return RankStacks(rank=int(raw["rank"]), source=str(raw["source"]), time=_time(raw["time"]), threads=threads)
-
-
-def with_end(record: RunRecord, ended: int, exit_code: int | None) -> RunRecord:
-    """The record of a job that has ended."""
-    return replace(record, ended=ended, exit_code=exit_code)

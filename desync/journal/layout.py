@@ -108,12 +108,6 @@ class Flag:
     COMPLETION_KNOWN = 1 << 9
     HAS_TAG = 1 << 10
     SYNC = 1 << 11  # a forward whose backward synchronises
-    COALESCED = 1 << 12
-
-
-def ring_offset() -> int:
-    """Byte at which the ring begins."""
-    return HEADER_BYTES
 
 
 def heap_offset(slots: int) -> int:

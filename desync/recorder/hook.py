@@ -61,9 +61,9 @@ class Hook:
 
     def install(self) -> None:
         """Put the kernels into the dispatcher."""
-        import torch
+        from torch.library import Library
 
-        library: Any = torch.library.Library  # untyped in torch
+        library: Any = Library  # untyped in torch
         self._library = library("c10d", "IMPL")
         for name, kernel in self._kernels:
             try:

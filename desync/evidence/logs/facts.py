@@ -35,8 +35,6 @@ class Timeout:
     """Elements in and out."""
     limit_ms: int
     ran_ms: int
-    blocking: bool = False
-    """It was raised to the program (NCCL_BLOCKING_WAIT)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,6 @@ class Joining:
     key: int
     time: int | None
     gave_up: bool
-    waited_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,6 @@ def timeout(line: Line, facts: Facts) -> bool:
             sizes=_sizes(found),
             limit_ms=int(found["limit"]),
             ran_ms=int(found["ran"]),
-            blocking=found["how"] == "C",
         )
     )
     return True
@@ -262,7 +261,6 @@ def joining(line: Line, facts: Facts) -> bool:
         key=int(found["key"]),
         time=line.time,
         gave_up=found["gave_up"] is not None,
-        waited_s=int(found["waited"]) if found["waited"] else None,
     )
     facts.joining = [
         each for each in facts.joining if (each.rank, each.key, each.speaker.rank) != (new.rank, new.key, line.speaker.rank)
@@ -277,7 +275,7 @@ def clients(line: Line, facts: Facts) -> bool:
     if found is None:
         return False
     facts.joining.append(
-        Joining(line.speaker, line.order, line.speaker.rank, int(found[3]), int(found[2]), 1, line.time, True, int(found[1]))
+        Joining(line.speaker, line.order, line.speaker.rank, int(found[3]), int(found[2]), 1, line.time, gave_up=True)
     )
     return True
 

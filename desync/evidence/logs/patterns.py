@@ -29,7 +29,6 @@ DUMP = re.compile(
 )
 OBSERVED = "Observed flight recorder dump signal from another rank"
 
-DESYNC_SPEAKER = re.compile(r"\[(\d{1,7})\] Timeout at collective: (\w{1,60}), #(\d{1,18})")
 DESYNC_LAGGING = re.compile(
     r"\[(?P<ranks>[\d, ]{1,4000})\] finished collective #(?P<finished>\d{1,18}),"
     r" but didn't join collective #(?P<missing>\d{1,18})"
