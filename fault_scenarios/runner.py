@@ -19,7 +19,7 @@ import psutil
 from desync.errors import DesyncError
 from desync.model import Frame
 from desync.report.json_format import from_json
-from desync.report.model import Report
+from desync.report.model import Report, TimingEntry
 from desync.report.text import clean
 from fault_scenarios.catalogue import READY, OutsideAction, Scenario
 
@@ -53,6 +53,8 @@ class Outcome:
     checks: tuple[Check, ...]
     problem: str | None = None
     """Why there is no verdict to compare, or None."""
+    timing: TimingEntry | None = None
+    """When the report says that the ranks parted, and that desync saw it."""
 
     @property
     def as_expected(self) -> bool:
@@ -87,7 +89,8 @@ def run(scenario: Scenario, run_dir: Path, show: Callable[[bytes], None] | None 
         last = clean(tail[-1].decode(errors="replace")) if tail else "nothing"
         problem = f"{report}; exit status {process.returncode}; the last line printed: {last}"
         return Outcome(scenario, run_dir, seconds, (), problem)
-    return Outcome(scenario, run_dir, seconds, tuple(compare(scenario, report, process.returncode)))
+    checks = tuple(compare(scenario, report, process.returncode))
+    return Outcome(scenario, run_dir, seconds, checks, timing=report.timing)
 
 
 def watch_command(scenario: Scenario, run_dir: Path) -> list[str]:
