@@ -183,6 +183,7 @@ class _Journal:
         print_ = zlib.crc32(self.reader.content())
         if self._trace is None or print_ != self._print:
             self._trace, self._print = self.reader.trace(self.node), print_
+        self.reader.release()
         return self._trace
 
 

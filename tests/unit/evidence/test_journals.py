@@ -1,4 +1,5 @@
 import os
+import re
 import time
 from pathlib import Path
 
@@ -133,3 +134,20 @@ def test_what_a_recorder_without_a_journal_said_becomes_a_note(folder: Path) -> 
     notes = JournalFolder(folder).notes()
     assert notes[0] == "rank 1 (pid 77): no journal: disk full"
     assert sum(map(len, notes)) < 1000
+
+
+def test_open_journals_keep_no_memory_between_two_looks(folder: Path) -> None:
+    folder.mkdir()
+    writer = JournalWriter(str(folder / "a0.node.x.11.journal"))
+    writer.identify(0, 1)
+    enter(writer, 1)
+    journals = JournalFolder(folder)
+    journals.refresh()
+    for _ in range(2):
+        assert journals.evidence(Job()).traces
+        # The writer of this test maps the file as well, writable; the reader's mapping is the one that is not.
+        mapping = rf"r--s .*{re.escape(writer.path)}\n(?:\w+: .*\n)*?Rss: +(\d+) kB"
+        (resident,) = re.findall(mapping, Path("/proc/self/smaps").read_text())
+        # Its header is read afterwards; the kernel maps a few pages around what is touched.  The ring has 2048 kB.
+        assert int(resident) <= 256
+    journals.close()
