@@ -11,6 +11,7 @@ from collections.abc import Callable
 from desync.diagnosis.compare import differences
 from desync.diagnosis.endings import Manner
 from desync.diagnosis.ends import explain_end
+from desync.diagnosis.order import another_turn_of_one_line, order_mismatch
 from desync.diagnosis.progress import pending_fetch
 from desync.diagnosis.suspect import Explanation, Suspect, same_call
 from desync.diagnosis.turns import left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
@@ -135,10 +136,11 @@ def exited_early(suspect: Suspect) -> Explanation | None:
     if ending is None or ending.manner is not Manner.EXITED:
         return None
     status = f" with status {ending.code}" if ending.code is not None else ""
+    where = f" at {place(ending.site)}" if ending.site is not None else ""
     return Explanation(
         Cause.EXITED_EARLY,
         Certainty.PROVEN,
-        f"exited{status} while the others went on",
+        f"exited{status}{where} while the others went on",
         evidence=(f"{named([suspect.rank])}: exit recorded after {counted(suspect.at.steps, 'step')}",),
         time=ending.time,
     )
@@ -217,6 +219,8 @@ CAUSES: tuple[Explain, ...] = (
     group_creation,
     unused_parameters,
     uneven_inputs,
+    order_mismatch,
+    another_turn_of_one_line,
     same_call_other_arguments,
     skipped_backward,
     once_more,

@@ -10,7 +10,7 @@ import enum
 import signal
 from dataclasses import dataclass
 
-from desync.model import Evidence, Failure, Mark, MarkKind, Trace
+from desync.model import CallSite, Evidence, Failure, Mark, MarkKind, Trace
 
 
 class Manner(enum.Enum):
@@ -36,6 +36,8 @@ class Ending:
     failure: Mark | None = None
     signal: int | None = None
     code: int | None = None
+    site: CallSite | None = None
+    """Where it asked for its own end (``sys.exit``, ``os._exit``), if it did."""
     victim: bool = False
     """It is the kind of end that another rank's end or absence causes: an error of communication, the launcher's signal."""
 
@@ -75,13 +77,17 @@ def _gone(trace: Trace, held: Mark | None) -> Ending:
         if held is not None and held.failure is not None and code not in (0, None):
             # An exception turned into an exit status by the program, mp.spawn for one.
             return Ending(trace.rank, Manner.RAISED, held.time, held, code=code, victim=is_communication_error(held.failure))
-        return Ending(trace.rank, Manner.EXITED, trace.exit.time, code=code, signal=number)
+        return Ending(trace.rank, Manner.EXITED, trace.exit.time, code=code, signal=number, site=_exit_site(trace))
     if held is not None and held.failure is not None and number == signal.SIGTERM and _still_held(trace, held):
         # The launcher ended it while it sat in its ``finally`` block.
         return Ending(trace.rank, Manner.HOLDING, held.time, held, victim=is_communication_error(held.failure))
     if number is None and code is not None:
         return Ending(trace.rank, Manner.EXITED, trace.exit.time, code=code)
     return Ending(trace.rank, Manner.KILLED, trace.exit.time, signal=number, code=code, victim=number == signal.SIGTERM)
+
+
+def _exit_site(trace: Trace) -> CallSite | None:
+    return next((mark.site for mark in reversed(trace.marks) if mark.kind is MarkKind.EXIT), None)
 
 
 def _code(trace: Trace) -> int | None:

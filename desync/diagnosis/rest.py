@@ -27,7 +27,8 @@ def other_ends(ends: Mapping[int, Ending], explained: set[int]) -> list[Finding]
 def _left_with_status(ending: Ending) -> Explanation | None:
     if ending.manner is not Manner.EXITED or ending.code in (0, None):
         return None
-    return Explanation(Cause.EXITED_EARLY, Certainty.PROVEN, f"exited with status {ending.code}", time=ending.time)
+    where = f" at {place(ending.site)}" if ending.site is not None else ""
+    return Explanation(Cause.EXITED_EARLY, Certainty.PROVEN, f"exited with status {ending.code}{where}", time=ending.time)
 
 
 def _ended(same: list[tuple[Ending, Explanation]]) -> Finding:

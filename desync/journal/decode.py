@@ -238,6 +238,7 @@ class TraceBuilder:
             groups=dict(self._heap.groups),
             progress=self._progress(),
             exit=self._exit(),
+            finished=self._wall(header[Header.MAIN_OVER]) if header[Header.MAIN_OVER] else None,
             ddp=tuple(self._heap.ddp.values()),
             samplers=tuple(self._heap.samplers.values()),
             pid=header[Header.PID],

@@ -62,6 +62,7 @@ class Header:
     EXIT_CODE = 21  # status + 1000; 0 while it is not known
     PASSES = 22  # how many passes over a loader have ended
     PROCESS_START = 23  # start time of the process in clock ticks since boot, /proc/<pid>/stat field 22
+    MAIN_OVER = 24  # monotonic: when the main thread's program was over; 0 while it runs
     PASS_RING = 64  # 64 words: batches of the last 64 finished passes
     PASS_RING_WORDS = 64
 

@@ -256,6 +256,15 @@ class JournalWriter:
         if not self.words[Header.EXIT_TIME]:
             self.words[Header.EXIT_TIME] = _now()
 
+    def main_over(self) -> None:
+        """Record that the main thread has left the program: the interpreter begins to end."""
+        self.words[Header.MAIN_OVER] = _now()
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Batches, forwards, backwards and steps so far."""
+        return tuple(self.words[Header.BATCHES : Header.STEPS + 1])
+
     def note(self, text: str) -> None:
         """Say once what could not be recorded."""
         self.intern("note", text[:500], key=text[:500])

@@ -111,6 +111,8 @@ class Trace:
     """Operations that the ring has overwritten; those in ``operations`` come after them."""
     notes: tuple[str, ...] = ()
     """What the recorder could not see, and why."""
+    finished: int | None = None
+    """When the main thread had left the program: the interpreter ends as soon as the other threads do."""
 
     @property
     def failure(self) -> Mark | None:

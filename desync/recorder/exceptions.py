@@ -146,6 +146,7 @@ def _uncaught(error: Any) -> None:
     if session is not None and isinstance(error, BaseException) and not isinstance(error, SystemExit):
         record(session, error, uncaught=True)
         session.exit_code = exit_status(error)
+        session.exit_site, session.exit_progress = 0, None
 
 
 def exit_status(error: BaseException) -> int:

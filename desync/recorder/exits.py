@@ -12,11 +12,13 @@ import signal
 import sys
 import threading
 import time
+from types import FrameType
 from typing import Any, NoReturn
 
 from desync.journal.layout import RecordType
 from desync.recorder import exceptions, session
 from desync.recorder.session import Session, quiet
+from desync.recorder.sites import walk
 
 _PR_SET_PTRACER = 0x59616D61  # prctl(2), Yama
 GIL_PAUSE_S = 0.1
@@ -35,6 +37,7 @@ def install(owner: Session) -> None:
         exceptions.install()
         atexit.register(_at_exit)
         _wrap_exit_functions()
+        _watch_main_thread()
     _keep_stacks(owner)
     _allow_ptrace()
 
@@ -43,21 +46,45 @@ def _at_exit() -> None:
     owner = session.current
     if owner is None:
         return
-    _say_exit(owner, owner.exit_code)
+    _forget_caught_exit(owner)
+    _say_exit(owner, owner.exit_code, owner.exit_site)
     if owner.used_gloo:
         time.sleep(GIL_PAUSE_S)
 
 
 @quiet("recording the exit")
-def _say_exit(owner: Session, code: int | None) -> None:
+def _say_exit(owner: Session, code: int | None, site: int) -> None:
     # A user's sys.excepthook that does not chain hides the exception from ours; the interpreter keeps it here.
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and code is None:
         exceptions.record(owner, error, uncaught=True)
         code = exceptions.exit_status(error)
     writer = owner.writer
-    writer.mark(RecordType.EXIT, value=None if code is None or code < 0 else code, thread=owner.thread())
+    writer.mark(RecordType.EXIT, value=None if code is None or code < 0 else code, site=site, thread=owner.thread())
     writer.exiting(code)
+
+
+@quiet("recording the exit")
+def _forget_caught_exit(owner: Session) -> None:
+    """A rank that took further batches or steps after ``sys.exit`` has caught it: it ends for another reason."""
+    if owner.exit_progress not in (None, owner.writer.progress):
+        owner.exit_code, owner.exit_site = None, 0
+
+
+@quiet("watching the main thread")
+def _watch_main_thread() -> None:
+    """Say when the main thread's program is over.  Python then waits for other threads before anything of ``atexit`` runs."""
+    # Its own callback waits for its workers; callbacks run from the last to the first, and ours must not come after it.
+    import concurrent.futures.thread
+
+    assert concurrent.futures.thread  # noqa: S101 - it is imported for what it registers
+    threading._register_atexit(_main_is_over)  # type: ignore[attr-defined]  # private, in every Python from 3.9 on
+
+
+@quiet("recording the end of the main thread")
+def _main_is_over() -> None:
+    if session.current is not None:
+        session.current.writer.main_over()
 
 
 def _wrap_exit_functions() -> None:
@@ -65,14 +92,14 @@ def _wrap_exit_functions() -> None:
 
     @functools.wraps(plain_exit)
     def exit_(status: Any = None, /) -> NoReturn:
-        _remember(status)
+        _remember(status, sys._getframe(1))
         plain_exit(status)
 
     @functools.wraps(hard_exit)
     def exit_now(status: int) -> NoReturn:
         owner = session.current
         if owner is not None and isinstance(status, int):  # else it raises TypeError and nothing ends
-            _say_exit(owner, status)
+            _say_exit(owner, status, _site(owner, sys._getframe(1)) or 0)
         hard_exit(status)
 
     exit_now.__module__ = "os"  # where pickle finds it; the original's is posix
@@ -81,13 +108,24 @@ def _wrap_exit_functions() -> None:
 
 
 @quiet("recording the exit status")
-def _remember(status: Any) -> None:
+def _remember(status: Any, caller: FrameType) -> None:
     owner = session.current
     if owner is None or threading.current_thread() is not threading.main_thread():
         return  # in another thread it ends only that thread
     owner.exit_code = 0 if status is None else status if isinstance(status, int) else 1
+    owner.exit_site = _site(owner, caller) or 0
+    owner.exit_progress = owner.writer.progress
     # mp.spawn and many programs turn an exception into an exit status; it is still being handled here.
     exceptions.held_back(owner)
+
+
+@quiet("recording where a rank ends itself")
+def _site(owner: Session, caller: FrameType) -> int:
+    """Number of the call site of a call that ends this process; 0 where nobody asked for it."""
+    if caller.f_globals.get("__name__", "").startswith("multiprocessing."):
+        return 0  # how every process of its ends; a forked one still has the line that started it on its stack
+    frames, _ = walk(caller)
+    return owner.writer.intern("site", frames, key=repr(frames)) if frames else 0
 
 
 @quiet("keeping the stacks at a kill")

@@ -37,6 +37,10 @@ class Session:
         self.backward_site = 0
         """Where the user's code last called backward: the call site of what the autograd threads launch."""
         self.exit_code: int | None = None
+        self.exit_site = 0
+        """Where ``sys.exit`` was called last."""
+        self.exit_progress: tuple[int, ...] | None = None
+        """How far the rank had come then."""
         self.used_gloo = False
         self._failures: dict[str, int] = {}
         self._threads: dict[int, int] = {}

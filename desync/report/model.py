@@ -52,6 +52,8 @@ class Role(str, enum.Enum):
     """They are in another operation instead of it."""
     RAISED = "raised"
     """They raised an exception there."""
+    EXITED = "exited"
+    """They ended themselves there."""
     AT = "at"
     """Their stack shows them there, outside any operation."""
     LAST = "last"

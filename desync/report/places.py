@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from desync.model import CallSite, Divergence, Evidence, Finding, Frame, Operation, OperationState, RankState, Trace
+from desync.model import CallSite, Divergence, Evidence, Finding, Frame, MarkKind, Operation, OperationState, RankState, Trace
 from desync.report.frames import bounded_frame, main_stack, newest, user_frames
 from desync.report.model import Place, Role
 from desync.report.text import NAME, bounded
@@ -49,11 +49,12 @@ def _frames(site: CallSite | None) -> tuple[Frame, ...]:
 
 
 def _culprit(rank: int, divergence: Divergence | None, evidence: Evidence, states: dict[int, RankState]) -> Place | None:
-    """The most telling place: where it raised, what it does instead, where it stands, what it did last."""
+    """The most telling place: where it raised, what it does instead, where it ended itself or stands, what it did last."""
     trace = evidence.trace(rank)
     return (
         _raised(trace, states.get(rank))
         or _inside(rank, divergence)
+        or _exited(trace, states.get(rank))
         or _standing(rank, evidence)
         or (_last(trace) if trace else None)
     )
@@ -65,6 +66,11 @@ def _raised(trace: Trace | None, state: RankState | None) -> Place | None:
         return None
     frames = user_frames(mark.failure.frames) or mark.failure.frames[:1] or _frames(mark.site)
     return _place(trace.rank, Role.RAISED, frames)
+
+
+def _exited(trace: Trace | None, state: RankState | None) -> Place | None:
+    marks = [mark for mark in trace.marks if mark.kind is MarkKind.EXIT] if trace and state is RankState.EXITED else []
+    return _place(trace.rank, Role.EXITED, _frames(marks[-1].site)) if trace and marks else None
 
 
 def _inside(rank: int, divergence: Divergence | None) -> Place | None:

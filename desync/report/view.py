@@ -185,6 +185,8 @@ def _doing(report: Report, item: Place) -> str:
             return f"called {'another ' if same and not is_culprit(report, item.ranks) else ''}{item.op}"
         case Role.RAISED:
             return "raised"
+        case Role.EXITED:
+            return "exited"
         case Role.AT:
             return "is" if len(item.ranks) == 1 else "are"
         case Role.LAST:

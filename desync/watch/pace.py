@@ -39,6 +39,10 @@ class Pace:
             self._records[rank] = pulse.records
             self._changed[rank] = now
 
+    def silence(self, now: float) -> float:
+        """Seconds since any rank has recorded something."""
+        return now - max(self._changed.values(), default=now)
+
     def is_due(self, now: float, *, urgent: bool) -> bool:
         """Whether to diagnose now; ``urgent``: a rank's process has ended."""
         if now < self._not_before and not (urgent and now - self._last_look >= EVERY_S):

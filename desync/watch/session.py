@@ -137,9 +137,10 @@ class Session:
         """Whether to end the job: it hangs, or it has stood still for ``hang_after`` since a rank's end or an unclear fault."""
         if self.watchdog.is_hang:
             return True
-        since = self.watchdog.standing_since
-        waited = since is not None and time.time_ns() - since >= self.options.hang_after_s * 1e9
-        return waited and bool(self.observer.live_pids())
+        since, limit = self.watchdog.standing_since, self.options.hang_after_s
+        waited = since is not None and time.time_ns() - since >= limit * 1e9
+        # Ranks that fail one after the other are about to end the job themselves, with its own status.
+        return waited and self.watchdog.silence_s >= limit and bool(self.observer.live_pids())
 
     def _kill(self) -> None:
         self._killed_hung = True

@@ -50,6 +50,11 @@ class Watchdog:
         return self._live.evidence.observed_at if self._live and standstill(self._live.diagnosis) else None
 
     @property
+    def silence_s(self) -> float:
+        """Seconds since any rank has recorded something: an operation, a mark, its end."""
+        return self._pace.silence(time.monotonic())
+
+    @property
     def is_hang(self) -> bool:
         """Whether the job hangs and the reason is at least likely."""
         finding = standstill(self._live.diagnosis) if self._live else None

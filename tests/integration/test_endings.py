@@ -23,6 +23,8 @@ STATUSES = {
     "exits_with_a_text": 1,
     "exits_in_a_thread": 0,
     "exits_at_once": 5,
+    "catches_its_exit": 0,
+    "waits_for_a_thread": 0,
     "is_killed": -signal.SIGKILL,
     "is_terminated": -signal.SIGTERM,
     "handles_sigterm": 11,
@@ -139,6 +141,26 @@ def test_leaving_by_sys_exit_is_said_while_the_rank_still_cleans_up(job: jobs.Fi
     assert operations(trace)[mark.after].call.op == "destroy_process_group"
     assert exceptions(trace_of(job, "returns")) == []
     assert exceptions(trace_of(job, "exits_in_a_thread")) == []
+
+
+def test_an_exit_that_was_asked_for_is_marked_with_its_line(job: jobs.Finished) -> None:
+    places = {ending: at(mark, PROGRAM) for ending in STATUSES for mark in marks(trace_of(job, ending), MarkKind.EXIT)}
+    assert (places["exits"], places["exits_at_once"]) == ("sys_exit", "os_exit")
+    sites = {ending: mark.site for ending in STATUSES for mark in marks(trace_of(job, ending), MarkKind.EXIT)}
+    asked = {"exits", "exits_with_a_text", "exits_at_once", "handles_sigterm"}
+    assert {ending for ending, site in sites.items() if site is not None} == asked
+
+
+def test_the_end_of_the_main_thread_is_recorded_before_others_are_waited_for(job: jobs.Finished) -> None:
+    over = {ending: trace_of(job, ending).finished for ending in STATUSES}
+    assert {ending for ending, time in over.items() if time is None} == {"exits_at_once", "is_killed", "is_terminated"}
+    trace = trace_of(job, "waits_for_a_thread")
+    barrier = operations(trace)[-1]
+    assert trace.finished is not None
+    assert barrier.entered is not None
+    assert trace.exit is not None
+    assert trace.exit.time is not None
+    assert trace.finished < barrier.entered < trace.exit.time
 
 
 def test_what_was_done_right_before_sigkill_is_in_the_journal(job: jobs.Finished) -> None:

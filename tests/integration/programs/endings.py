@@ -10,6 +10,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def raises_in_torch() -> None:
 
 def exits() -> None:
     try:
-        sys.exit(3)
+        sys.exit(3)  # @sys_exit
     finally:
         dist.destroy_process_group()
 
@@ -52,7 +53,19 @@ def exits_in_a_thread() -> None:
 
 
 def exits_at_once() -> None:
-    os._exit(status=5)
+    os._exit(status=5)  # @os_exit
+
+
+def catches_its_exit() -> None:
+    try:
+        sys.exit(4)
+    except SystemExit:
+        torch.ones(1, requires_grad=True).sum().backward()
+
+
+def waits_for_a_thread() -> None:
+    """The main thread is over long before the interpreter is."""
+    threading.Thread(target=lambda: time.sleep(0.5) or dist.barrier()).start()
 
 
 def is_killed() -> None:
@@ -142,6 +155,8 @@ ENDINGS: list[Callable[[], None]] = [
     exits_with_a_text,
     exits_in_a_thread,
     exits_at_once,
+    catches_its_exit,
+    waits_for_a_thread,
     is_killed,
     is_terminated,
     handles_sigterm,

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from desync.journal.layout import Header
 from desync.journal.reader import JournalReader
 from desync.recorder import exceptions, exits, session
 from desync.recorder.session import MAX_FAILURES, Session, quiet
@@ -166,5 +168,15 @@ def test_exceptions_are_bounded(owner: Session) -> None:
 
 @pytest.mark.parametrize(("status", "code"), [(None, 0), (0, 0), (3, 3), (True, 1), ("no data", 1)])
 def test_sys_exits_status_is_remembered(owner: Session, status: object, code: int) -> None:
-    exits._remember(status)
+    exits._remember(status, sys._getframe())
     assert owner.exit_code == code
+    exits._forget_caught_exit(owner)
+    assert owner.exit_code == code
+    assert owner.exit_site > 0
+
+
+def test_an_exit_after_which_the_rank_went_on_was_caught(owner: Session) -> None:
+    exits._remember(3, sys._getframe())
+    owner.writer.count(Header.STEPS)
+    exits._forget_caught_exit(owner)
+    assert (owner.exit_code, owner.exit_site) == (None, 0)

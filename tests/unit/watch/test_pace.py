@@ -66,3 +66,12 @@ def test_an_ended_rank_is_urgent_and_a_suspicion_keeps_looking() -> None:
     look(pace, 0.6, suspected=True)
     pace.take(pulses(3), 1.15)
     assert pace.is_due(1.2, urgent=False)
+
+
+def test_silence_is_counted_from_the_last_that_any_rank_recorded() -> None:
+    pace = Pace()
+    assert pace.silence(5.0) == 0
+    pace.take(pulses(1, 1), 5.0)
+    pace.take(pulses(1, 2), 7.0)
+    pace.take(pulses(1, 2), 9.0)
+    assert pace.silence(10.0) == 3.0
