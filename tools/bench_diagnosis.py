@@ -213,7 +213,8 @@ def _marks(program: Program) -> tuple[tuple[Mark, ...], Progress]:
             if place <= len(program.steps):
                 at = START + place * MILLISECOND - 1000 + program.rank
                 value = turn + 1 if kind is MarkKind.FETCH else "sync" if kind is MarkKind.FORWARD else None
-                marks.append(Mark(kind, at, left=at + 500, value=value, after=place))
+                lasts = kind is MarkKind.BACKWARD and place + len(BUCKETS) > len(program.steps)
+                marks.append(Mark(kind, at, left=None if lasts else at + 500, value=value, after=place))
     counts = [sum(mark.kind is kind for mark in marks) for kind in kinds]
     return tuple(marks), Progress(*counts)
 
@@ -237,12 +238,16 @@ def _write(writer: JournalWriter, program: Program) -> None:
     }
     begin = writer.words[Header.START_MONOTONIC]
     seqs: dict[object, int] = defaultdict(int)
+    backward = 0
     for row, step in enumerate(program.steps):
         if row % len(TURN) == 0:
             writer.left(writer.mark(RecordType.FETCH, value=row // len(TURN) + 1))
             writer.left(writer.mark(RecordType.FORWARD | Flag.SYNC))
             writer.count(Header.BATCHES)
             writer.count(Header.FORWARDS)
+        if step == BUCKETS[0]:
+            backward = writer.mark(RecordType.BACKWARD)
+            writer.count(Header.BACKWARDS)
         name, _, elements = TURN[step]
         peer, group = program.peer(step), program.group(step)
         key = (name, peer) if peer is not None else group
@@ -263,9 +268,8 @@ def _write(writer: JournalWriter, program: Program) -> None:
         if row < program.done:
             writer.words[word + Field.COMPLETED] = entered + 2000
         if step == BUCKETS[-1]:
-            writer.left(writer.mark(RecordType.BACKWARD))
+            writer.left(backward)
             writer.left(writer.mark(RecordType.STEP))
-            writer.count(Header.BACKWARDS)
             writer.count(Header.STEPS)
 
 

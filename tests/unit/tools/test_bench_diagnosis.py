@@ -1,4 +1,4 @@
-"""The made-up jobs whose diagnosis is measured are what the benchmark says: each has its fault, from memory and from journals."""
+"""The made-up jobs whose diagnosis is measured are what the benchmark says, from memory and from journals."""
 
 from __future__ import annotations
 
