@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 from types import CodeType, FrameType, TracebackType
 
 from desync.journal.writer import JournalWriter
@@ -68,22 +69,27 @@ def walk(frame: FrameType | None) -> tuple[list[tuple[str, str, int]], tuple[Cod
     """The user's frames as (function, file, line), innermost first, and all code objects on the way.
 
     The user's are those outside torch, the standard library and desync; frames of other installed packages come
-    into it only where nothing else is left.
+    into it only where nothing else is left, and those of torch only in a thread that torch itself started in Python.
     """
     own: list[tuple[str, str, int]] = []
     installed: list[tuple[str, str, int]] = []
+    torchs: list[tuple[str, str, int]] = []
     codes: list[CodeType] = []
     left = MAX_DEPTH
     while frame is not None and left:
         code = frame.f_code
         codes.append(code)
         origin = _origin(code.co_filename)
+        entry = (function_name(code), code.co_filename, frame.f_lineno or 0)
         if origin != "machinery":
-            entry = (function_name(code), code.co_filename, frame.f_lineno or 0)
             (own if origin == "user" else installed).append(entry)
+        elif code.co_filename.startswith(_torch_folder()) and not code.co_filename.endswith(_C10D):
+            torchs.append(entry)
         frame = frame.f_back
         left -= 1
-    return (own or installed)[:MAX_USER_FRAMES], tuple(codes)
+    if codes and codes[-1] is not _THREAD:
+        torchs.clear()  # one of autograd's threads, or the main one: what it launches belongs to the last backward
+    return (own or installed or torchs)[:MAX_USER_FRAMES], tuple(codes)
 
 
 def function_name(code: CodeType) -> str:
@@ -122,6 +128,11 @@ def of_others(trace: TracebackType | None) -> bool:
         trace = trace.tb_next
     return False
 
+
+_THREAD = getattr(threading.Thread, "_bootstrap").__code__  # noqa: B009 - not in the type's description
+"""What every thread that Python started has at its bottom, and none that C++ started."""
+_C10D = ("distributed_c10d.py", "c10d_logger.py")
+"""Where the called function itself stands, which the operation names already."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB = tuple(

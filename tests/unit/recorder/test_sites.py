@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
@@ -90,6 +91,25 @@ def test_where_the_user_has_no_frame_another_package_has(monkeypatch: pytest.Mon
     monkeypatch.setattr(sites, "_STDLIB", (*sites._STDLIB, "/"))  # so that the test's own frames are nobody's
     frames, _ = walk_through(package)
     assert frames[0] == ("step", package, 2)
+
+
+def test_only_in_a_thread_of_its_own_is_torch_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = os.path.join(SITE_PACKAGES, "torch")
+    monkeypatch.setattr(sites, "_torch_folder", lambda: folder + os.sep)
+    files = [f"{folder}/distributed/checkpoint/saver.py", f"{folder}/distributed/distributed_c10d.py"]
+    found: list[list[tuple[str, str, int]]] = []
+
+    def run() -> None:
+        function: Any = lambda: found.append(walk(sys._getframe(1))[0])  # noqa: E731 - see walk_through
+        for file in reversed(files):
+            function = run_in(file, "def step(): return (\n inner())", inner=function)["step"]
+        function()
+
+    thread = threading.Thread(target=run_in(files[0], "def save(): run()", run=run)["save"])
+    monkeypatch.setattr(sites, "_PACKAGE", os.path.dirname(__file__) + os.sep)  # so that run() itself is machinery
+    thread.start()
+    thread.join()
+    assert [(name, file) for name, file, _ in found[0]] == [("step", files[0]), ("save", files[0])]
 
 
 def test_equal_stacks_are_one_site_and_another_line_is_another(tmp_path: Path) -> None:
