@@ -24,11 +24,12 @@ HERE = Path(__file__).resolve().parent
 STARTUP = HERE.parent / "desync" / "recorder" / "startup"
 TIMEOUT_S = 1200
 STEPS = (
-    ("DDP, linear layers", "step", "linear", 400),
-    ("DDP, transformer layers", "step", "transformer", 120),
-    ("hand-written all_reduce loop", "loop", "linear", 200),
+    ("DDP, linear layers", "step", "linear", 2, 400),
+    ("DDP, linear layers, one rank", "step", "linear", 1, 400),
+    ("DDP, transformer layers", "step", "transformer", 2, 120),
+    ("hand-written all_reduce loop", "loop", "linear", 2, 200),
 )
-"""Program, part of bench_rank, model, rounds."""
+"""Program, part of bench_rank, model, ranks, rounds.  One rank waits for nobody, so that its numbers spread least."""
 SWITCHES = ("TORCH_DISTRIBUTED_DEBUG", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "RANK", "WORLD_SIZE")
 
 
@@ -122,10 +123,10 @@ def flight_recorder(backend: str, size: int, pairs: int) -> dict[str, dict[str, 
 def training_step(quick: bool) -> str:
     """A step of DDP, and of a hand-written loop."""
     rows = []
-    for program, part, model, rounds in STEPS:
+    for program, part, model, size, rounds in STEPS:
         if not (quick and model == "transformer"):
-            rows += step_rows(program, ranks(part, 2, rounds=2 if quick else rounds, model=model))
-    title = "### A training step, two ranks, gloo: 12 layers of 256, 64 samples or tokens (ms; switched from step to step)\n"
+            rows += step_rows(program, ranks(part, size, rounds=2 if quick else rounds, model=model))
+    title = "### A training step, two ranks unless it says one, gloo: 12 layers of 256, 64 samples or tokens (ms; switched from step to step)\n"
     heading = ["program", "mode", "wall time", "added (%)", "processor time", "added (%)", "added processor time (µs)"]
     return title + "\n" + table(heading, rows)
 
