@@ -25,8 +25,11 @@ BAND = 12
 MAX_STARTS = 16
 """How many differing lines are tried as the place of the fault."""
 
+WIDEST = 12
+"""How many operations may be in another order at one place."""
+
 _SUBSTITUTE, _GAP, _IMPOSSIBLE = 3, 2, 1 << 30
-"""Costs: a shift of one has to save more than two differing lines in a row to be believed."""
+"""Costs: a shift of one has to save more than two differing lines in a row, or two that are exchanged,, to be believed."""
 
 
 class Tokens:
@@ -63,12 +66,37 @@ def _shift(mine: Sequence[int], theirs: Sequence[int], last: int) -> int | None:
     """Where one side has operations that the other lacks, not after ``last``; None if no gap makes the rest agree."""
     common = min(len(mine), len(theirs))
     starts = [index for index in range(common) if mine[index] != theirs[index]]
-    best, least = None, len(starts) * _SUBSTITUTE
+    best, least = None, _without_gap(mine, theirs, starts)
     for passed, start in enumerate([index for index in starts if index <= last][:MAX_STARTS]):
         cost = passed * _SUBSTITUTE + _best_gap(mine, theirs, start)
         if cost < least:
             best, least = start, cost
     return best
+
+
+def _without_gap(mine: Sequence[int], theirs: Sequence[int], starts: Sequence[int]) -> int:
+    """What it costs to leave the two as they stand."""
+    cost = upto = 0
+    for start in starts:
+        if start < upto:
+            continue
+        length = exchanged(mine, theirs, start)
+        cost += length or _SUBSTITUTE
+        upto = start + length
+    return cost
+
+
+def exchanged(mine: Sequence[int], theirs: Sequence[int], start: int) -> int:
+    """How many operations from ``start`` on, at least two, are the same ones on both sides in another order; 0 if none are."""
+    if theirs[start] not in mine[start + 1 : start + WIDEST] or mine[start] not in theirs[start + 1 : start + WIDEST]:
+        return 0
+    surplus: dict[int, int] = {}
+    for length in range(1, min(WIDEST, len(mine) - start, len(theirs) - start) + 1):
+        for token, change in ((mine[start + length - 1], 1), (theirs[start + length - 1], -1)):
+            surplus[token] = surplus.get(token, 0) + change
+        if not any(surplus.values()):
+            return length
+    return 0
 
 
 def _best_gap(mine: Sequence[int], theirs: Sequence[int], start: int) -> int:

@@ -14,6 +14,7 @@ from desync.diagnosis.causes import side_causes
 from desync.diagnosis.compare import differences, key
 from desync.diagnosis.frontier import Parting, divergence
 from desync.diagnosis.history import History
+from desync.diagnosis.order import Exchange, exchange_at
 from desync.diagnosis.suspect import Suspect, same_call
 from desync.diagnosis.words import called, named, place
 from desync.model import Call, Cause, Certainty, Finding, Status
@@ -23,6 +24,8 @@ def decide(
     parting: Parting, history: History, suspects_of: Callable[[tuple[int, ...]], list[Suspect]]
 ) -> tuple[int, ...]:
     """The side that is at fault as far as that can be told; empty if it cannot."""
+    if (exchange := _exchange(parting)) is not None and exchange.threads:
+        return ()  # the same program on all ranks: chance decided
     sides = [(cluster, suspects_of(cluster)) for cluster in parting.clusters]
     explained = [cluster for cluster, suspects in sides if all(side_causes(suspect) for suspect in suspects)]
     if len(explained) == 1:
@@ -73,8 +76,35 @@ def _previous(suspect: Suspect, call: Call) -> Call | None:
     return None
 
 
+def _exchange(parting: Parting) -> Exchange | None:
+    if parting.board.kind != "collective":
+        return None
+    return exchange_at(parting.board, parting.clusters[0][0], parting.clusters[1][0], parting.seq)
+
+
+def both_orders(parting: Parting, status: Status, exchange: Exchange) -> Finding:
+    """The same for ranks that made the same calls in different order."""
+    who = f"{named(parting.clusters[0])} and {named(parting.clusters[1])}"
+    why = "no majority says which order is right"
+    if exchange.threads:
+        why = "several threads of a rank share the group, and chance decides which of them comes first"
+    return Finding(
+        status=status,
+        cause=exchange.cause,
+        certainty=Certainty.PROVEN,
+        culprit_ranks=(),
+        summary=f"{who[0].upper()}{who[1:]} made the same calls of group {parting.group.name} in another order; {why}.",
+        advice=advice(exchange.cause),
+        evidence=exchange.lines,
+        time=parting.time,
+        divergence=divergence(parting),
+    )
+
+
 def both_readings(parting: Parting, status: Status) -> Finding:
     """The finding that names what differs and blames nobody."""
+    if (exchange := _exchange(parting)) is not None:
+        return both_orders(parting, status, exchange)
     operations = [operation for cluster in parting.clusters if (operation := parting.operation(cluster[0])) is not None]
     one, other = operations[0], operations[1]
     same = one.call.op == other.call.op

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from desync.diagnosis import ambiguity, cycles, rest
+from desync.diagnosis import ambiguity, cycles, rest, silent
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long
@@ -87,12 +87,13 @@ class Case:
             if parting.mismatch and not faults:
                 findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
         findings += rest.other_ends(self.ends, explained)
-        if not awaiting:
-            findings += self._cycles(findings)
-        if not findings and not awaiting:
+        if not awaiting and not _stops(findings):
+            findings += self._cycles()
+        if not awaiting and not _stops(findings):
             findings += rest.nobody_is_wrong(self.board, self.ends, self.partings)
         if not findings:
             findings += rest.only_victims(self.ends)
+        findings += silent.findings(self.board, self.partings)
         return _ordered(findings), {rank: ranks for rank, ranks in awaiting.items() if rank not in explained}
 
     def _faults(self, parting: Parting, awaiting: dict[int, tuple[int, ...]]) -> list[Fault]:
@@ -169,10 +170,8 @@ class Case:
         """The partings (and operations that all ranks are in) that hold a rank up."""
         return self._holding.get(rank, ())
 
-    def _cycles(self, findings: list[Finding]) -> list[Finding]:
-        """The circles among the partings, if nothing else explains them."""
-        if findings:
-            return []
+    def _cycles(self) -> list[Finding]:
+        """The circles among the partings."""
         for parting in self.partings:
             if cycle := cycles.cycle_of(parting, self.held):
                 return [cycles.finding(cycle, self.history)]
@@ -243,6 +242,11 @@ def _holding(partings: Iterable[Parting]) -> dict[int, tuple[Parting, ...]]:
         for rank in stuck:
             held.setdefault(rank, []).append(parting)
     return {rank: tuple(found) for rank, found in held.items()}
+
+
+def _stops(findings: list[Finding]) -> bool:
+    """Whether one of them is what the job stands still or ended for; a mismatch that stopped nobody is not."""
+    return any(finding.status is not Status.MISMATCH for finding in findings)
 
 
 _AT_ONCE_NS = 2_000_000_000
