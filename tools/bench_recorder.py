@@ -126,7 +126,8 @@ def training_step(quick: bool) -> str:
     for program, part, model, size, rounds in STEPS:
         if not (quick and model == "transformer"):
             rows += step_rows(program, ranks(part, size, rounds=2 if quick else rounds, model=model))
-    title = "### A training step, two ranks unless it says one, gloo: 12 layers of 256, 64 samples or tokens (ms; switched from step to step)\n"
+    setting = "two ranks unless it says one, gloo: 12 layers of 256, 64 samples or tokens"
+    title = f"### A training step, {setting} (ms; switched from step to step)\n"
     heading = ["program", "mode", "wall time", "added (%)", "processor time", "added (%)", "added processor time (µs)"]
     return title + "\n" + table(heading, rows)
 
