@@ -2,7 +2,7 @@
 #   make demo    a job that hangs, under `desync watch`, and the report
 #   make test    the whole suite (ARGS="-k name" goes to pytest)
 #   make lint    ruff and mypy
-#   make bench   what recording costs
+#   make bench   what recording costs; 10,000 simulated jobs and whom the diagnosis blames; how long that takes for 1,024 ranks
 #   make clean   removes .venv and everything that was made
 # Another Python: make test PYTHON=python3.12.  The first run downloads torch, unless pip finds a wheel of it nearby.
 
@@ -53,6 +53,8 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tools/bench_recorder.py
+	$(BIN)/python tools/simulated_jobs.py --jobs 10000
+	$(BIN)/python tools/bench_diagnosis.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
