@@ -77,9 +77,7 @@ def _previous(suspect: Suspect, call: Call) -> Call | None:
 
 
 def _exchange(parting: Parting) -> Exchange | None:
-    if parting.board.kind != "collective":
-        return None
-    return exchange_at(parting.board, parting.clusters[0][0], parting.clusters[1][0], parting.seq)
+    return exchange_at(parting, parting.clusters[0][0], parting.clusters[1][0])
 
 
 def both_orders(parting: Parting, status: Status, exchange: Exchange) -> Finding:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from desync.diagnosis.align import Tokens, exchanged
-from desync.diagnosis.board import GroupBoard, Lane
+from desync.diagnosis.board import Lane
+from desync.diagnosis.frontier import Parting
 from desync.diagnosis.progress import position
 from desync.diagnosis.suspect import Explanation, Suspect, same_call
 from desync.diagnosis.words import called, named, place
@@ -55,9 +56,11 @@ def in_order(ranks: Iterable[Operation], operations: Sequence[Operation]) -> str
     return f"{named(operation.rank for operation in ranks)}: {', then '.join(steps)}"
 
 
-def exchange_at(board: GroupBoard, one: int, other: int, seq: int) -> Exchange | None:
-    """The operations around ``seq`` that two ranks of a group made in different order; None if they are not the same."""
-    mine, theirs = board.lanes[one], board.lanes[other]
+def exchange_at(parting: Parting, one: int, other: int) -> Exchange | None:
+    """The operations at a parting that two ranks made in different order; None if they are not the same ones."""
+    if parting.board.kind != "collective" or parting.shows_at is not None:
+        return None  # what moved a parting to where it is, is a shift
+    mine, theirs, seq = parting.board.lanes[one], parting.board.lanes[other], parting.seq
     low, high = max(mine.first, theirs.first), min(mine.last, theirs.last)
     if not low <= seq <= high:
         return None
@@ -97,9 +100,7 @@ def _same_turn(mine: Lane, theirs: Lane, ours: Sequence[Operation], others: Sequ
 
 def order_mismatch(suspect: Suspect) -> Explanation | None:
     """It makes the same calls as the others, in another order."""
-    if suspect.own is None or suspect.parting.board.kind != "collective":
-        return None
-    found = exchange_at(suspect.parting.board, suspect.rank, suspect.witness.rank, suspect.own.seq)
+    found = exchange_at(suspect.parting, suspect.rank, suspect.witness.rank) if suspect.own is not None else None
     if found is None:
         return None
     what = f"called {called(found.mine[0])} at {place(found.mine[0].call.site)} where the others called "

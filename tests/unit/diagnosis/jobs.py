@@ -48,6 +48,7 @@ class Op:
     is_async: bool = False
     seen: bool = True
     """Whether its completion could have been seen."""
+    thread: int = 1
 
 
 def trace(rank: int, operations: list[Op], *, world: int = 4, groups=None, **fields) -> Trace:
@@ -65,7 +66,7 @@ def trace(rank: int, operations: list[Op], *, world: int = 4, groups=None, **fie
         columns["call"].append(calls.setdefault(_call(op, kind), len(calls)))
         columns["group"].append(names.setdefault(op.group, len(names)))
         columns["seq"].append(seqs[key])
-        columns["thread"].append(1)
+        columns["thread"].append(op.thread)
         columns["entered"].append(entered)
         columns["returned"].append(entered + 1 if kind is not Kind.GROUP or op.done else 0)
         columns["completed"].append(-(entered + 2) if op.failed else entered + 2 if op.done else 0)
