@@ -68,8 +68,9 @@ def exchange_at(parting: Parting, one: int, other: int) -> Exchange | None:
     left, right = tokens.of(mine, low := max(low, seq - _BACK), high := min(high, seq + _BACK)), tokens.of(theirs, low, high)
     for start in range(seq - low, -1, -1):
         length = exchanged(left, right, start) if left[start] != right[start] else 0
-        if start + length > seq - low:
-            return _exchange(mine, theirs, low + start, length)
+        end = start + length
+        if end > seq - low and not (end < min(len(left), len(right)) and left[end] != right[end]):
+            return _exchange(mine, theirs, low + start, length)  # what differs afterwards as well is a shift
     return None
 
 
