@@ -52,7 +52,9 @@ def build_report(evidence: Evidence, diagnosis: Diagnosis, timing: Timing) -> Re
     """The report of one job: verdict, findings, divergence, ranks, merged stacks, and what could not be seen."""
     states = dict(diagnosis.states)
     findings = tuple(_finding(finding, evidence, states) for finding in diagnosis.findings[:MAX_FINDINGS])
-    divergence = next((finding.divergence for finding in diagnosis.findings if finding.divergence), None)
+    parted = next((finding for finding in diagnosis.findings if finding.divergence), None)
+    divergence = parted.divergence if parted else None
+    waits = build_waits(evidence, divergence) if findings else ()
     return Report(
         job=_job(evidence.job),
         verdict=_verdict_of(findings[0]) if findings else _without_findings(evidence, diagnosis),
@@ -62,11 +64,16 @@ def build_report(evidence: Evidence, diagnosis: Diagnosis, timing: Timing) -> Re
         stacks=merge_stacks(evidence.stacks),
         timing=TimingEntry(iso(timing.diverged_at), timing.detected_after_s, timing.stacks_after_s),
         notes=_notes(evidence, diagnosis),
-        window=build_window(evidence, divergence) if divergence else None,
-        waits=build_waits(evidence, divergence) if findings else (),
+        window=build_window(evidence, divergence, waits, circle=_is_circle(parted)) if parted and divergence else None,
+        waits=waits,
         lateness=build_lateness(evidence),
         ddp=build_ddp(evidence),
     )
+
+
+def _is_circle(finding: Finding) -> bool:
+    """Whether ranks hold each other up, each in an operation of its own, and none of them more than the others."""
+    return not finding.culprit_ranks and finding.cause in (Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH)
 
 
 def iso(time: int | None) -> str | None:

@@ -14,14 +14,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from desync.model import Frame, OperationState, Status
+from desync.model import Certainty, Frame, OperationState, Status
 from desync.report import view
 from desync.report.ddp_picture import draw
 from desync.report.ddp_text import STEP_ROWS, hidden_share
 from desync.report.graph import BOX_HEIGHT, BOX_WIDTH, build_graph
-from desync.report.lanes import SIGNS, STATE_WORDS, build_picture
-from desync.report.model import CellState, DivergenceEntry, Lateness, LatenessEntry, RankAtDivergence, Report
+from desync.report.lanes import STATE_WORDS, build_picture
+from desync.report.model import Cell, CellState, DivergenceEntry, Lateness, LatenessEntry, RankAtDivergence, Report
 from desync.report.stack_tree import build_trees
+from desync.report.table import what_it_shows
 from desync.report.text import bounded, clean, place, rank_set, ranks_phrase, seconds, shapes
 from desync.report.units import duration, size
 
@@ -45,6 +46,22 @@ _HEADLINES = {
     Status.SLOW: "Ranks are late",
     Status.HEALTHY: "Nothing is wrong",
     Status.UNKNOWN: "Not enough was seen",
+}
+_BLAME = {
+    Certainty.PROVEN: " because of",
+    Certainty.LIKELY: ", probably because of",
+    Certainty.POSSIBLE: ", possibly because of",
+}
+_CERTAINTIES = {
+    Certainty.PROVEN: "the records alone show it",
+    Certainty.LIKELY: "something had to be inferred",
+    Certainty.POSSIBLE: "it fits, and so might something else",
+}
+_STANDINGS = {
+    OperationState.WAITING: STATE_WORDS[CellState.WAITING],
+    OperationState.ABSENT: STATE_WORDS[CellState.ABSENT],
+    OperationState.MISMATCHED: STATE_WORDS[CellState.MISMATCHED],
+    OperationState.COMPLETED: STATE_WORDS[CellState.DONE],
 }
 
 
@@ -91,11 +108,12 @@ def _context(report: Report, base: str) -> dict[str, Any]:
     culprits = report.verdict.culprit_ranks
     return {
         "report": report,
-        "headline": _HEADLINES[report.verdict.status],
+        "headline": _headline(report),
+        "certainty": _CERTAINTIES[report.verdict.certainty],
         "who": view.who(report),
         "facts": view.facts(report, base),
         "picture": build_picture(report, base),
-        "signs": {SIGNS[state]: STATE_WORDS[state] for state in CellState},
+        "what_it_shows": what_it_shows(report),
         "standings": _standings(report, base),
         "graph": build_graph(report.waits, culprits),
         "box": (BOX_WIDTH, BOX_HEIGHT),
@@ -110,7 +128,6 @@ def _context(report: Report, base: str) -> dict[str, Any]:
         "environment": _environment(report),
         "at": lambda frame: place(frame, base, 100),
         "follows": view.follows,
-        "group_name": view.group_name,
         "called": view.called,
         "is_culprit": functools.partial(view.is_culprit, report),
         "only_culprits": lambda ranks: set(ranks) <= set(culprits),
@@ -119,28 +136,62 @@ def _context(report: Report, base: str) -> dict[str, Any]:
     }
 
 
+def _headline(report: Report) -> str:
+    """What happened, and through whom."""
+    verdict = report.verdict
+    blame = f"{_BLAME[verdict.certainty]} {view.who(report)}" if verdict.culprit_ranks else ""
+    return f"{_HEADLINES[verdict.status]}{blame}"
+
+
 def _standings(report: Report, base: str) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """What each set of ranks called at the divergence: state, operation, tensors, arguments, call site."""
+    """What each set of ranks is in at the divergence: state, operation, tensors, arguments, call site."""
     if report.divergence is None:
         return []
     rows: dict[tuple[tuple[str, ...], bool], list[int]] = {}
     for rank, at in report.divergence.by_rank.items():
-        arguments = [
-            f"reduce op {at.reduce_op}" if at.reduce_op else "",
-            f"root {at.root}" if at.root is not None else "",
-            f"peer {at.peer}" if at.peer is not None else "",
-            f"tag {at.tag}" if at.tag is not None else "",
-        ]
-        cells = (
-            at.state.value,
-            _called(report.divergence, at),
-            " ".join(filter(None, [at.dtype, shapes(at.shapes)])),
-            ", ".join(filter(None, arguments)),
-            _site(report, rank, at.callsite, base),
-        )
+        instead = _instead(report, rank) if at.op is None else None
+        cells = _elsewhere(instead, base) if instead else _standing(report, rank, at, base)
         rows.setdefault((cells, view.is_culprit(report, (rank,))), []).append(rank)
     ordered = sorted(rows.items(), key=lambda item: (not item[0][1], -len(item[1]), item[1]))
     return [(tuple(ranks), cells) for (cells, _), ranks in ordered]
+
+
+def _standing(report: Report, rank: int, at: RankAtDivergence, base: str) -> tuple[str, ...]:
+    """A rank that called the operation of the divergence, another one at its place, or nothing."""
+    return (
+        _STANDINGS[at.state],
+        _called(report.divergence, at) if report.divergence else "",
+        " ".join(filter(None, [at.dtype, shapes(at.shapes)])),
+        _arguments(at, at.tag),
+        _site(report, rank, at.callsite, base),
+    )
+
+
+def _instead(report: Report, rank: int) -> Cell | None:
+    """The operation of another group or pair in which a rank is at the divergence, as the window has it."""
+    window = report.window
+    cells = [row.cells[window.at] for row in window.rows if rank in row.ranks] if window else []
+    return next((cell for cell in cells if cell is not None and cell.op is not None), None)
+
+
+def _elsewhere(cell: Cell, base: str) -> tuple[str, ...]:
+    return (
+        STATE_WORDS[cell.state],
+        f"in {cell.op} {cell.seq}" + (f" of {view.called(cell.group)}" if cell.group and cell.peer is None else ""),
+        " ".join(filter(None, [cell.dtype, shapes(cell.shapes)])),
+        _arguments(cell),
+        place(cell.callsite, base, 100) if cell.callsite else "",
+    )
+
+
+def _arguments(of: RankAtDivergence | Cell, tag: int | None = None) -> str:
+    said = [
+        f"reduce op {of.reduce_op}" if of.reduce_op else "",
+        f"root {of.root}" if of.root is not None else "",
+        f"peer {of.peer}" if of.peer is not None else "",
+        f"tag {tag}" if tag is not None else "",
+    ]
+    return ", ".join(filter(None, said))
 
 
 def _called(divergence: DivergenceEntry, at: RankAtDivergence) -> str:

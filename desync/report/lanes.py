@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from desync.report.model import Cell, CellState, Report, Window
-from desync.report.table import short_op
+from desync.report.table import several_groups, short_op
 from desync.report.text import bounded, place, rank_set, ranks_phrase, shapes
+from desync.report.view import called
 
 MAX_LANES = 40
 MAX_LABEL = 28
@@ -86,7 +87,8 @@ class Picture:
     left_out: int
     details: tuple[Detail, ...]
     families: tuple[str, ...]
-    """Those that occur, for the legend."""
+    signs: tuple[tuple[str, str], ...]
+    """Those that occur, with their words for the legend."""
 
 
 def build_picture(report: Report, base: str | None) -> Picture | None:
@@ -97,18 +99,21 @@ def build_picture(report: Report, base: str | None) -> Picture | None:
     culprits = set(report.verdict.culprit_ranks)
     rows = _chosen(window, culprits)
     details = _Details(base)
+    grouped = several_groups(window)
     lanes = tuple(
         Lane(
             rank_set(ranks, 24),
             len(ranks),
             bool(culprits.intersection(ranks)),
-            tuple(_block(cell, ranks, details, index == window.at) for index, cell in enumerate(cells)),
+            tuple(_block(cell, ranks, details, index == window.at, grouped) for index, cell in enumerate(cells)),
         )
         for ranks, cells in rows
     )
     used = {block.family for lane in lanes for block in lane.blocks if block and block.family}
     families = tuple(name for name, _ in _FAMILIES if name in used) + (("other",) if "other" in used else ())
-    return Picture(window.columns, window.at, lanes, _count(window, culprits) - len(lanes), details.made(), families)
+    states = {block.state for lane in lanes for block in lane.blocks if block}
+    signs = tuple((SIGNS[state], STATE_WORDS[state]) for state in CellState if state in states)
+    return Picture(window.columns, window.at, lanes, _count(window, culprits) - len(lanes), details.made(), families, signs)
 
 
 def family(op: str | None) -> str:
@@ -158,7 +163,7 @@ class _Details:
         return tuple(_detail(cell, ranks, self._base) for cell, (_, ranks) in self._cells.items())
 
 
-def _block(cell: Cell | None, ranks: Sequence[int], details: _Details, at: bool) -> Block | None:
+def _block(cell: Cell | None, ranks: Sequence[int], details: _Details, at: bool, grouped: bool) -> Block | None:
     if cell is None:
         return None
     known = cell.op is not None
@@ -167,7 +172,8 @@ def _block(cell: Cell | None, ranks: Sequence[int], details: _Details, at: bool)
         label = f"in {label}"
     if cell.peer is not None:
         label += f" {'←' if 'recv' in (cell.op or '') else '→'}{cell.peer}"
-    note = STATE_WORDS[cell.state] if at and known else _bucket(cell)
+    group = bounded(called(cell.group), MAX_LABEL) if grouped and cell.group and "_group" not in (cell.op or "") else ""
+    note = ", ".join(filter(None, [STATE_WORDS[cell.state] if at and known else _bucket(cell), group]))
     hint = ", ".join(filter(None, [f"{ranks_phrase(ranks)}: {label}", STATE_WORDS[cell.state] if known else ""]))
     return Block(family(cell.op), cell.state, label, note, hint, details.number(cell, ranks) if known else None)
 

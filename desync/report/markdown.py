@@ -11,7 +11,7 @@ from desync.report.frames import cut_frames, is_main
 from desync.report.lanes import SIGNS, STATE_WORDS
 from desync.report.model import Cell, CellState, Report, Window
 from desync.report.redact import Redaction, redacted
-from desync.report.table import around, most_telling, short_op
+from desync.report.table import around, most_telling, several_groups, short_op
 from desync.report.text import SENTENCE, clean, place, rank_set, ranks_phrase
 
 MAX_LINES = 59
@@ -99,10 +99,10 @@ class _Markdown:
         if report.window is None or not report.window.rows:
             return
         window = around(report.window, BEFORE, AFTER)
-        culprits = set(report.verdict.culprit_ranks)
+        culprits, grouped = set(report.verdict.culprit_ranks), several_groups(window)
         looks: dict[tuple[tuple[str, ...], bool], list[int]] = {}
         for row in window.rows:
-            cells = tuple(self.cell(cell) for cell in row.cells)
+            cells = tuple(self.cell(cell, grouped) for cell in row.cells)
             for rank in row.ranks:
                 looks.setdefault((cells, rank in culprits), []).append(rank)
         rows = sorted((tuple(sorted(ranks)), cells) for (cells, _), ranks in looks.items())
@@ -116,12 +116,16 @@ class _Markdown:
         names = [escape(name, 12) for name in window.columns]
         return [f"**{name}**" if index == window.at else name for index, name in enumerate(names)]
 
-    def cell(self, cell: Cell | None) -> str:
+    def cell(self, cell: Cell | None, grouped: bool) -> str:
         if cell is None:
             return ""
-        op = escape(short_op(cell.op)) if cell.op and cell.state is not CellState.ABSENT else ""
+        op = escape(short_op(cell.op)) if cell.op else ""
+        towards = "" if cell.peer is None else f"{'←' if 'recv' in (cell.op or '') else '→'}{cell.peer}"
+        where = f"of {escape(view.called(cell.group))}" if grouped and cell.group and "_group" not in (cell.op or "") else ""
         word = "" if cell.state is CellState.DONE else STATE_WORDS[cell.state]
-        return " ".join(filter(None, [SIGNS[cell.state], op, word]))
+        if op and cell.state is CellState.ABSENT:
+            return " ".join(filter(None, [SIGNS[cell.state], f"{word}, in {op}{towards}", where]))
+        return " ".join(filter(None, [SIGNS[cell.state], f"{op}{towards}", where, word]))
 
     def evidence(self, report: Report) -> Iterator[str]:
         lines = report.findings[0].evidence if report.findings else ()

@@ -17,6 +17,7 @@ from rich.text import Text
 from desync.report.model import Cell, CellState, Report, Window, WindowRow
 from desync.report.page import Page, joined
 from desync.report.text import rank_set, shapes
+from desync.report.view import called, group_name
 
 MAX_ROWS = 12
 BEFORE = 4
@@ -24,6 +25,8 @@ AFTER = 2
 """At most so many columns are shown before and after the one of the divergence."""
 MAX_CELL = 30
 GAP = "  "
+NOW = "now"
+"""The column of a window in which every rank is now, where sequences have no common positions."""
 
 T = TypeVar("T")
 
@@ -109,7 +112,20 @@ def short_op(op: str) -> str:
     return _LONG_NAMES.sub("", op)
 
 
-def _label(page: Page, cell: Cell, ops: set[str]) -> str:
+def what_it_shows(report: Report) -> str:
+    """What the columns of a report's window are, in words."""
+    if report.window is None or report.divergence is None or report.window.columns[report.window.at] == NOW:
+        return "each rank's last operations"
+    return f"operations of {group_name(report.divergence)}, by number"
+
+
+def several_groups(window: Window) -> bool:
+    """Whether the ranks stand in operations of different groups: then an operation is named with its group."""
+    here = [row.cells[window.at] for row in window.rows]
+    return len({cell.group for cell in here if cell is not None and cell.group is not None}) > 1
+
+
+def _label(page: Page, cell: Cell, ops: set[str], grouped: bool) -> str:
     """The operation, shortened unless that hides how it differs from the column's others."""
     if cell.op is None:
         return ""
@@ -118,6 +134,8 @@ def _label(page: Page, cell: Cell, ops: set[str]) -> str:
     if cell.peer is not None:
         arrow = ("<-" if page.plain else "←") if "recv" in cell.op else ("->" if page.plain else "→")
         name += f"{arrow}{cell.peer}"
+    if grouped and cell.group is not None and "_group" not in cell.op:
+        name += f" of {called(cell.group)}"
     return page.say(name, MAX_CELL)
 
 
@@ -125,11 +143,13 @@ def _column(page: Page, window: Window, index: int) -> _Column:
     cells = [row.cells[index] for row in window.rows]
     present = [cell for cell in cells if cell is not None and cell.op is not None and cell.state is not CellState.ABSENT]
     ops = {cell.op or "" for cell in present}
-    labels = {_label(page, cell, ops) for cell in present}
+    grouped = several_groups(window)
+    labels = {_label(page, cell, ops, grouped) for cell in present}
     common = len(labels) == 1
     at = index == window.at
     fields = _differing(present) if at and common else ()
-    texts = tuple(_cell(page, cell, "" if common or cell is None else _label(page, cell, ops), fields, at) for cell in cells)
+    own = ["" if cell is None else _label(page, cell, ops, grouped) for cell in cells]
+    texts = tuple(_cell(page, cell, label, common, fields, at) for cell, label in zip(cells, own, strict=True))
     return _Column((_position(page, window, index), labels.pop() if common else "", _argument(present)), texts, at)
 
 
@@ -163,16 +183,17 @@ def _value(cell: Cell, name: str) -> str:
     return f"root {value}" if name == "root" and value is not None else str(value or "")
 
 
-def _cell(page: Page, cell: Cell | None, label: str, fields: Iterable[str], at: bool) -> Text:
+def _cell(page: Page, cell: Cell | None, label: str, common: bool, fields: Iterable[str], at: bool) -> Text:
+    """A cell; its operation (``label``) is left out where it is ``common`` to the column."""
     if cell is None:
         return Text("")
     sign = getattr(page.glyphs, cell.state.value)
     if not at:
-        words = [label]
+        words = ["" if common else label]
     elif cell.state is CellState.ABSENT:
-        words = ["absent", f"in {_label(page, cell, set())}" if cell.op else ""]
-    elif label:
-        words = [f"in {label}"]
+        words = ["absent", f"in {label}" if label else ""]
+    elif not common:
+        words = [f"in {label}" if label else ""]
     else:
         words = [_WORDS[cell.state], *(page.say(_value(cell, name), MAX_CELL) for name in fields)]
     return Text(" ".join(filter(None, [sign, ", ".join(filter(None, words))])), style=_STYLES[cell.state])

@@ -13,7 +13,7 @@ from desync.report import view
 from desync.report.frames import cut_frames, is_main
 from desync.report.model import FindingEntry, MergedStack, Report
 from desync.report.page import Page, joined
-from desync.report.table import most_telling, render_table
+from desync.report.table import most_telling, render_table, what_it_shows
 from desync.report.text import SENTENCE, place, rank_set, ranks_phrase
 
 MAX_EVIDENCE = 8
@@ -93,9 +93,7 @@ def _facts(page: Page, report: Report, root: str) -> None:
 def _window(page: Page, report: Report) -> None:
     if report.window is None or report.divergence is None:
         return
-    numbered = report.divergence.kind == "collective"
-    what = f"operations of {view.group_name(report.divergence)}, by number" if numbered else "each rank's last operations"
-    page.heading("Where they part", what)
+    page.heading("Where they part", what_it_shows(report))
     render_table(page, report)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from desync.model import Frame, RankState
+from desync.model import Frame, Kind, RankState
 from desync.report.frames import is_main, is_own, user_frames
 from desync.report.model import DivergenceEntry, FindingEntry, MergedStack, Place, RankEntry, Report, Role
 from desync.report.text import SENTENCE, bounded, count, exit_phrase, place, ranks_phrase, seconds
@@ -156,8 +156,22 @@ def telling_stacks(stacks: Sequence[MergedStack]) -> list[MergedStack]:
 
 
 def _waiting(report: Report, item: Place) -> str:
-    over = all(ended(entry) for entry in report.ranks if entry.rank in item.ranks)
-    return "waited" if over else "waiting"
+    return "waited" if _over(report, item) else "waiting"
+
+
+def _over(report: Report, item: Place) -> bool:
+    """Whether the processes of these ranks are gone."""
+    return all(ended(entry) for entry in report.ranks if entry.rank in item.ranks)
+
+
+def _other(report: Report, item: Place) -> str:
+    """An operation that is called as the divergence's is, and is another one."""
+    for edge in report.waits:
+        if edge.op == item.op and set(item.ranks) <= set(edge.ranks):
+            towards = "from" if "recv" in edge.op else "to"
+            whose = f"{towards} {ranks_phrase(edge.missing)}" if edge.kind is Kind.P2P else f"of {called(edge.group)}"
+            return f"{edge.op} {edge.seq} {whose}"
+    return f"another {item.op}"
 
 
 def _place(report: Report, item: Place, base: str | None) -> tuple[Part, ...]:
@@ -182,13 +196,14 @@ def _doing(report: Report, item: Place) -> str:
         case Role.WAITS:
             return f"called {'it' if same and not is_culprit(report, item.ranks) else item.op}"
         case Role.INSTEAD:
-            return f"called {'another ' if same and not is_culprit(report, item.ranks) else ''}{item.op}"
+            return f"called {_other(report, item) if same and not is_culprit(report, item.ranks) else item.op}"
         case Role.RAISED:
             return "raised"
         case Role.EXITED:
             return "exited"
         case Role.AT:
-            return "is" if len(item.ranks) == 1 else "are"
+            one = len(item.ranks) == 1
+            return ("was" if one else "were") if _over(report, item) else ("is" if one else "are")
         case Role.LAST:
             return f"last called {item.op}"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from desync.model import AtDivergence, Divergence, Evidence, Frame, Kind, Operation, OperationState, OperationTable, Trace
 from desync.report.frames import bounded_frame
-from desync.report.model import Cell, CellState, Window, WindowRow
+from desync.report.model import Cell, CellState, WaitEntry, Window, WindowRow
 from desync.report.places import pending
 from desync.report.text import NAME, bounded
 
@@ -24,13 +24,21 @@ _AT = {
 Cells = tuple[Cell | None, ...]
 
 
-def build_window(evidence: Evidence, divergence: Divergence) -> Window:
-    """The window around ``divergence``; ranks with equal cells share a row, rows in the order of their lowest rank."""
-    positional = divergence.kind == "collective"
-    cells_of: Callable[[Trace | None, Divergence, AtDivergence | None], Cells] = _by_position if positional else _by_recency
+def build_window(
+    evidence: Evidence, divergence: Divergence, waits: Sequence[WaitEntry] = (), *, circle: bool = False
+) -> Window:
+    """The window around ``divergence``; ranks with equal cells share a row, rows in the order of their lowest rank.
+
+    ``circle``: the ranks hold each other up in different operations (``waits``).  The numbers of one group would show one
+    side only; what tells is the order in which each rank came to where it waits.
+    """
+    positional = divergence.kind == "collective" and not circle
+    cells_of: Callable[[Trace | None, Divergence, AtDivergence | None], Cells] = (
+        _by_position if positional else _in_circle if circle else _by_recency
+    )
     rows: dict[Cells, list[int]] = {}
     traces = {trace.rank: trace for trace in evidence.traces}
-    members = divergence.group.ranks if positional else ()
+    members = divergence.group.ranks if positional else _held_by(divergence.by_rank, waits) if circle else ()
     for rank in sorted({*members, *divergence.by_rank}):
         cells = cells_of(traces.get(rank), divergence, divergence.by_rank.get(rank))
         rows.setdefault(cells, []).append(rank)
@@ -42,6 +50,16 @@ def build_window(evidence: Evidence, divergence: Divergence) -> Window:
             rows=tuple(WindowRow(tuple(ranks), cells) for cells, ranks in rows.items()),
         )
     )
+
+
+def _held_by(ranks: Iterable[int], waits: Sequence[WaitEntry]) -> set[int]:
+    """These ranks, those for which they wait, those for which these wait, and so on."""
+    found: set[int] = set()
+    new = set(ranks)
+    while new:
+        found |= new
+        new = {rank for edge in waits if new.intersection(edge.ranks) for rank in edge.missing} - found
+    return found
 
 
 def _columns(divergence: Divergence, positional: bool) -> tuple[str, ...]:
@@ -97,21 +115,27 @@ def _collectives(trace: Trace, group: str, low: int, high: int) -> dict[int, Ope
 
 
 def _by_recency(trace: Trace | None, divergence: Divergence, standing: AtDivergence | None) -> Cells:
-    """Cells of the operations that the rank entered last, the one of the divergence under "now"."""
-    now = standing.operation if standing else None
+    """Cells of the operations that the rank entered last, the one of the divergence (or where it is instead) under "now"."""
+    instead = pending(trace)
+    now = (standing.operation if standing else None) or instead
+    return _around(trace, now, _at(standing.operation if standing else None, standing, instead))
+
+
+def _in_circle(trace: Trace | None, divergence: Divergence, standing: AtDivergence | None) -> Cells:
+    """The same for one rank of a circle: each waits in its own operation."""
+    now = pending(trace)
+    return _around(trace, now, _cell(now, CellState.WAITING)) if now else _by_recency(trace, divergence, standing)
+
+
+def _around(trace: Trace | None, now: Operation | None, cell: Cell | None) -> Cells:
+    """The last operations before ``now``, ``cell`` for it, and what was entered after it."""
     table = trace.operations if trace else OperationTable()
     rank = trace.rank if trace else -1
     end = now.index if now is not None and trace is not None else len(table)
     before: list[Cell | None] = [_past(table.row(rank, index)) for index in range(max(0, end - BEFORE), end)]
     first = end + 1 if now is not None else end
     after: list[Cell | None] = [_past(table.row(rank, index)) for index in range(first, min(len(table), first + AFTER))]
-    return (
-        *[None] * (BEFORE - len(before)),
-        *before,
-        _at(now, standing, None),
-        *after,
-        *[None] * (AFTER - len(after)),
-    )
+    return (*[None] * (BEFORE - len(before)), *before, cell, *after, *[None] * (AFTER - len(after)))
 
 
 def _past(operation: Operation) -> Cell:

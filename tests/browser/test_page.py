@@ -89,6 +89,7 @@ FIRST_SCREEN = {
     "exception": ["rank 1", "all_reduce 17", "data.py:31 in collate", "Fix the exception", "never came"],
     "killed": ["rank 2", "gpu-2", "SIGKILL", "all_reduce 17"],
     "deadlock_of_sends": ["ranks 0-1", "send 2", "train.py:42", "Let one of them receive first", "send →1"],
+    "circle_of_groups": ["all_reduce 1 of group 1", "all_reduce 1 of group 2", "train.py:42", "waiting, group 2", "in one order"],
     "healthy": ["healthy", "Nothing is wrong", "All 4 ranks"],
 }
 
@@ -145,7 +146,7 @@ def test_a_screen_reader_is_told_the_same(show: Show) -> None:
     told = [node for node in tree if not node.get("ignored")]
     said = [(node.get("role", {}).get("value"), node.get("name", {}).get("value", "")) for node in told]
 
-    assert ("heading", "The job hangs") in said
+    assert ("heading", "The job hangs, probably because of rank 2") in said
     names = {name for _, name in said}
     assert any("0-1,3" in name for role, name in said if role == "rowheader")
     assert any(role == "button" and "all_reduce waiting" in name for role, name in said)
@@ -181,10 +182,18 @@ def test_on_paper_the_page_is_whole(show: Show) -> None:
 
     assert pdf.startswith(b"%PDF")
     assert 1 <= pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") + pdf.count(b"/Type /Page/") <= 4
-    inside = driver.execute_script(
-        "return [...document.querySelectorAll('.lanes td')].every(e => e.getBoundingClientRect().right <= innerWidth + 1)"
+    cells = "[...document.querySelectorAll('.lanes th, .lanes td')].filter(e => e.checkVisibility())"
+    assert driver.execute_script(
+        f"return {cells}.every(e => e.getBoundingClientRect().left >= 0 && e.getBoundingClientRect().right <= innerWidth + 1)"
     )
-    assert inside
+    covered = driver.execute_script(
+        f"const boxes = {cells}.map(e => e.getBoundingClientRect());"
+        "return boxes.filter((a, i) => boxes.some((b, j) => i < j && a.left < b.right - 1 && b.left < a.right - 1"
+        " && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length"
+    )
+    assert covered == 0
+    badge = "const style = getComputedStyle(document.querySelector('.badge')); return style.printColorAdjust"
+    assert driver.execute_script(badge) == "exact"
 
 
 def test_among_512_ranks_the_culprit_is_seen_and_the_page_stays_usable(show: Show) -> None:

@@ -93,11 +93,15 @@ def test_they_agree_with_the_profilers_trace_of_the_same_steps(job: jobs.Finishe
         ratios = [getattr(ours, name) / getattr(theirs, name) for ours, theirs in zip(same, seen, strict=True)]
         assert statistics.median(ratios) == pytest.approx(1, abs=0.15), name
 
-    # A bucket is seen to complete when gloo's thread has got the GIL for it: a little late, and never before it is over.
+    # A bucket is seen to complete when gloo's thread has got the GIL for it: a little late.  The profiler's span ends after
+    # that, so that a thread that loses the processor in between makes it the longer one.
+    shares = []
     for ours, theirs in zip(same, seen, strict=True):
         assert ours.timed
         for launch, (start, end) in zip(ours.launches, theirs.spans("gloo:all_reduce"), strict=True):
-            assert 0.95 * (end - start) <= (launch.operation.completed or 0) - launch.entered
+            assert launch.operation.completed is not None
+            shares.append((launch.operation.completed - launch.entered) / (end - start))
+    assert statistics.median(shares) >= 0.95
 
 
 def test_the_module_is_known_with_what_torch_says_of_it(job: jobs.Finished) -> None:

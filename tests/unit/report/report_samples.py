@@ -349,6 +349,28 @@ def deadlock_of_sends() -> Sample:
     return Sample(Evidence(job(2), tuple(made)), diagnosis([finding], states), TIMING)
 
 
+def circle_of_groups() -> Sample:
+    """Two ranks use two groups in opposite order: each waits in the one that the other would come to next."""
+    groups = {name: Group(name, (0, 1), backend="gloo") for name in ("1", "2")}
+    made_group = Step(Call("new_group", Kind.GROUP, site=LOOP), 1)
+    made = [
+        trace(rank, [Step(GRADIENTS, 1), made_group, Step(GRADIENTS, 1, str(rank + 1), done=None)], groups=groups)
+        for rank in range(2)
+    ]
+    standing = {0: at(made[0], 1, OperationState.WAITING, "1"), 1: AtDivergence(OperationState.ABSENT)}
+    finding = Finding(
+        Status.HANG,
+        Cause.GROUP_ORDER_CYCLE,
+        Certainty.PROVEN,
+        (),
+        "Rank 0 waits in all_reduce #1 of group 1 for rank 1; rank 1 waits in all_reduce #1 of group 2 for rank 0.",
+        "Use the groups in one order on all ranks.",
+        divergence=Divergence(groups["1"], "collective", 1, "all_reduce", standing),
+    )
+    states = dict.fromkeys(range(2), RankState.WAITING)
+    return Sample(Evidence(job(2), tuple(made)), diagnosis([finding], states), TIMING)
+
+
 def healthy() -> Sample:
     made = tuple(trace(rank, steps(GRADIENTS, 128), exit=Exit(START, 0, True)) for rank in range(4))
     evidence = Evidence(job(4, exit_code=0, ended=START), made, ended=True)
@@ -408,6 +430,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
         exception,
         killed,
         deadlock_of_sends,
+        circle_of_groups,
         healthy,
         unknown,
         hostile,
