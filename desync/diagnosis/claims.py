@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from desync.diagnosis import aftermath, exchanges, hearsay
+from desync.diagnosis.advice import advice
 from desync.diagnosis.board import lay_out
-from desync.diagnosis.habits import Change, newest_break
+from desync.diagnosis.habits import DID, Change, newest_break, odd_one
 from desync.diagnosis.verdict import diagnose
-from desync.model import Cause, Certainty, ClaimKind, Diagnosis, Evidence, Finding, Status
+from desync.diagnosis.words import called, capital, named, place, verb
+from desync.model import (
+    AtDivergence,
+    Cause,
+    Certainty,
+    ClaimKind,
+    Diagnosis,
+    Evidence,
+    Finding,
+    OperationState,
+    Status,
+)
 
 _CIRCLES = frozenset({Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH, Cause.GROUP_CREATION})
 _NEEDS_LINES = frozenset({Cause.RANK_ONLY_COLLECTIVE, Cause.SKIPPED_COLLECTIVE, Cause.ARGUMENT_MISMATCH})
@@ -22,7 +34,9 @@ _CHANGES = {
 def interpret(evidence: Evidence) -> Diagnosis:
     """The findings for a job of which only dumps, logs and the like are left."""
     base = diagnose(evidence)
-    found = [_weighed(_hung(finding, evidence), evidence) for finding in base.findings if not _left_open(finding)]
+    found = [
+        _weighed(_decided(_hung(finding, evidence), evidence), evidence) for finding in base.findings if not _left_open(finding)
+    ]
     if not found:
         board = lay_out(evidence)
         found = aftermath.findings(board) or list(base.findings) or exchanges.findings(board)
@@ -44,6 +58,46 @@ def _hung(finding: Finding, evidence: Evidence) -> Finding:
     failures = [mark.failure.message for trace in came for mark in trace.marks if mark.failure is not None]
     timed_out = any("collective operation timeout" in message for message in failures)
     return replace(finding, status=Status.HANG) if timed_out else finding
+
+
+def _decided(finding: Finding, evidence: Evidence) -> Finding:
+    """Where no majority tells which of two calls is wrong, the one that its rank does not usually make there is."""
+    where = finding.divergence
+    if finding.culprit_ranks or where is None or finding.cause not in (*_NEEDS_LINES, Cause.ORDER_MISMATCH):
+        return finding
+    known = {rank: each.operation for rank, each in where.by_rank.items() if each.operation is not None}
+    broken = odd_one({rank: newest_break(trace) for rank in known if (trace := evidence.trace(rank)) is not None})
+    if broken is None or (broken.seq, broken.operation.group) != (where.seq, where.group.name):
+        return finding
+    others = {rank: operation for rank, operation in known.items() if rank != broken.rank}
+    witness = next(iter(others.values()))
+    call, group = broken.operation.call, where.group.description or where.group.name
+    cause = _CHANGES.get(broken.change, Cause.ORDER_MISMATCH)
+    return replace(
+        finding,
+        cause=cause,
+        certainty=Certainty.LIKELY,
+        culprit_ranks=(broken.rank,),
+        summary=(
+            f"{capital(named([broken.rank]))} {DID[broken.change]} {call.op} #{broken.seq} of group {group} at "
+            f"{place(call.site)}, against its own habit; {named(others)} {verb(others, 'is', 'are')} in {called(witness)}."
+        ),
+        advice=advice(cause),
+        divergence=replace(
+            where,
+            op=witness.call.op,
+            by_rank={rank: _beside(each, rank == broken.rank) for rank, each in where.by_rank.items()},
+        ),
+    )
+
+
+def _beside(standing: AtDivergence, odd: bool) -> AtDivergence:
+    """Where a rank stands once it is known which one called the wrong thing."""
+    if standing.operation is None or standing.state is OperationState.ABSENT:
+        return standing
+    open_ = standing.operation.pending or standing.operation.failed
+    usual = OperationState.WAITING if open_ else OperationState.COMPLETED
+    return replace(standing, state=OperationState.MISMATCHED if odd else usual)
 
 
 def _weighed(finding: Finding, evidence: Evidence) -> Finding:

@@ -34,6 +34,16 @@ class Change(enum.Enum):
     OTHER = "other"
 
 
+DID = {
+    Change.LEFT_OUT: "left out",
+    Change.PUT_IN: "made",
+    Change.REPLACED: "made",
+    Change.OTHER_ARGUMENTS: "changed",
+    Change.SWAPPED: "swapped",
+}
+"""What is said of a rank that did so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Break:
     """The newest break with its habits: the operations since then repeat the past, those across it do not."""
@@ -65,22 +75,37 @@ def newest_break(trace: Trace) -> Break | None:
     length, places = _longest_repeated_end(tokens)
     first = len(tokens) - length
     if not length:
-        operation = trace.operations.row(trace.rank, -1)  # its newest was never done before
-        return Break(trace.rank, 0, Change.PUT_IN, operation, operation.seq)
+        return _never_done_before(trace, tokens, start)
     places = [place for place in places if place > 1]
     if first < 2 or not places:  # all that is known repeats itself
         return None
     change, row, usual = max((_change(tokens, first, place) for place in places), key=lambda found: found[3])[:3]
     operation = trace.operations.row(trace.rank, start + row)
-    seq = _next_seq(trace, operation, start + first) if change is Change.LEFT_OUT else operation.seq
+    seq = operation.seq
+    if change is Change.LEFT_OUT:
+        # Of several alike in a row the last is missing: those before it were done.
+        missing = next((place for place in range(first, len(tokens)) if tokens[place] != tokens[row]), first)
+        seq = _next_seq(trace, operation, start + missing)
     if change is Change.REPLACED and trace.operations.row(trace.rank, start + usual).call.op == operation.call.op:
         change = Change.OTHER_ARGUMENTS
     return Break(trace.rank, length, change, operation, seq)
 
 
+def _never_done_before(trace: Trace, tokens: array[int], start: int) -> Break:
+    """The break of a rank whose very newest operation is new: put in, unless it stands where its like usually does."""
+    operation = trace.operations.row(trace.rank, -1)
+    usual = _following(trace, tokens[:-1], start)
+    alike = usual is not None and (usual.group, usual.call.op) == (operation.group, operation.call.op)
+    return Break(trace.rank, 0, Change.OTHER_ARGUMENTS if alike else Change.PUT_IN, operation, operation.seq)
+
+
 def expected_next(trace: Trace) -> Operation | None:
     """What the rank did the last time that it had done what it did now; None if it has no past to tell."""
-    tokens, start = _tokens(trace)
+    return _following(trace, *_tokens(trace))
+
+
+def _following(trace: Trace, tokens: array[int], start: int) -> Operation | None:
+    """What came after the newest earlier occurrence of the longest end of ``tokens``."""
     length, places = _longest_repeated_end(tokens)
     if length < LEAST:
         return None

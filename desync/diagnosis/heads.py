@@ -15,10 +15,11 @@ Where no chain ends, there is a circle.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from desync.diagnosis.board import Board, GroupBoard, Pair
+from desync.diagnosis.words import called, named
 from desync.model import AtDivergence, Divergence, Kind, Operation, OperationState
 
 
@@ -203,3 +204,28 @@ def _standing(found: Standstill, group: GroupBoard, rank: int, place: Place) -> 
         return AtDivergence(OperationState.ABSENT, lane.at(lane.last) if lane is not None and len(lane.rows) else None)
     done = not operation.pending and not operation.failed
     return AtDivergence(OperationState.COMPLETED if done else OperationState.WAITING, operation)
+
+
+def time_at(found: Standstill, where: Place) -> int | None:
+    """When the first of those that wait in an operation entered it."""
+    times = [time for rank in found.at(where) if (time := found.heads[rank].operation.entered)]
+    return min(times, default=None)
+
+
+def name_of(found: Standstill, where: Place) -> str:
+    """An operation in words, with its group."""
+    group = found.group_board(where)
+    operation = next((each for lane in group.lanes.values() if (each := lane.at(where[1])) is not None), None)
+    what = operation.call.op if operation is not None else "operation"
+    return f"{what} #{where[1]} of group {group.group.description or group.group.name}"
+
+
+def head_of(found: Standstill, rank: int) -> str:
+    """A rank's head in words."""
+    head = found.heads[rank].operation
+    return f"{named([rank])}: oldest unfinished is {called(head)} of group {head.group}"
+
+
+def first_of(found: Standstill, places: Iterable[Place]) -> Place:
+    """The operation that was entered first."""
+    return min(places, key=lambda where: (time_at(found, where) or 0, where))

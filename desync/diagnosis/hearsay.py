@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from desync.diagnosis.advice import advice
-from desync.diagnosis.words import named, verb
+from desync.diagnosis.words import capital, named, verb
 from desync.model import (
     AtDivergence,
     Call,
@@ -83,7 +83,7 @@ def kernel(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         cause=Cause.KILLED,
         certainty=Certainty.LIKELY,
         culprit_ranks=ranks,
-        summary=f"{_capital(named(ranks))} {verb(ranks, 'was', 'were')} ended for want of memory of the host.",
+        summary=f"{capital(named(ranks))} {verb(ranks, 'was', 'were')} ended for want of memory of the host.",
         advice=_HOST_MEMORY,
         evidence=_quotes(claims),
         time=min((claim.time for claim in claims if claim.time is not None), default=None),
@@ -111,7 +111,7 @@ def raised(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         cause=cause,
         certainty=Certainty.POSSIBLE if first.ranks else Certainty.LIKELY,
         culprit_ranks=first.ranks,
-        summary=f"{_capital(who)} raised {first.text}.",
+        summary=f"{capital(who)} raised {first.text}.",
         advice=advice(cause),
         evidence=_quotes(claims),
         time=first.time,
@@ -126,7 +126,7 @@ def structure(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         return found
     claim = claims[0]
     who = (
-        f"{_capital(named(claim.ranks))} built another model than the others" if claim.ranks else "Ranks built different models"
+        f"{capital(named(claim.ranks))} built another model than the others" if claim.ranks else "Ranks built different models"
     )
     finding = Finding(
         status=Status.CRASH,
@@ -165,7 +165,7 @@ def rendezvous(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     if not claims or _decided(found) or any(finding.divergence is not None for finding in found):
         return found
     claim = claims[-1]
-    who = f"{_capital(named(claim.ranks))} never came to the rendezvous" if claim.ranks else "The ranks did not find together"
+    who = f"{capital(named(claim.ranks))} never came to the rendezvous" if claim.ranks else "The ranks did not find together"
     finding = Finding(
         status=Status.HANG,
         cause=Cause.RENDEZVOUS,
@@ -196,7 +196,7 @@ def absent(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         cause=Cause.STALLED_RANK,
         certainty=Certainty.POSSIBLE,
         culprit_ranks=claim.ranks,
-        summary=f"{_capital(who)} {did}; why is not in the log.",
+        summary=f"{capital(who)} {did}; why is not in the log.",
         advice="Look at the log and the stack of these ranks: they are awaited, those that complain only waited.",
         evidence=_quotes(claims),
         time=claim.time,
@@ -234,7 +234,7 @@ def memory(evidence: Evidence, found: list[Finding]) -> list[Finding]:
                 finding,
                 cause=Cause.OUT_OF_MEMORY,
                 certainty=Certainty.LIKELY,
-                summary=f"{_capital(who)} ran out of memory, went on and fell out of step. {finding.summary}",
+                summary=f"{capital(who)} ran out of memory, went on and fell out of step. {finding.summary}",
                 advice=advice(Cause.OUT_OF_MEMORY),
                 evidence=(*_quotes(claims), *finding.evidence),
             )
@@ -254,7 +254,7 @@ def moving(evidence: Evidence, found: list[Finding]) -> list[Finding]:
                 status=Status.SLOW,
                 cause=Cause.SLOW_RANK,
                 certainty=Certainty.LIKELY,
-                summary=f"{_capital(named(ranks))} was late but still at work ({claims[0].text}); the others gave up waiting.",
+                summary=f"{capital(named(ranks))} was late but still at work ({claims[0].text}); the others gave up waiting.",
                 advice=advice(Cause.SLOW_RANK),
                 evidence=(*_quotes(claims), *finding.evidence),
             )
@@ -312,10 +312,6 @@ def teardown(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         time=claims[0].time,
     )
     return [finding]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 _ALL: tuple[Weigh, ...] = (kernel, raised, structure, sizes, rendezvous, absent, memory, moving, network, teardown)

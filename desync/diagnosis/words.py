@@ -28,6 +28,11 @@ def named(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(members) == 1 else 's'} {ranges(members)}"
 
 
+def capital(text: str) -> str:
+    """The text as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def verb(ranks: Iterable[int], one: str, many: str) -> str:
     """The form of a verb for so many ranks."""
     return one if len(set(ranks)) == 1 else many
