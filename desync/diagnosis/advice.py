@@ -55,6 +55,13 @@ ADVICE: Mapping[Cause, str] = {
 }
 
 
+FORGOTTEN = (
+    "Keep what isend and irecv return, and wait() for it before the tensor is used again or the rank goes on: on gloo an "
+    "operation whose handle is gone may never be done."
+)
+"""Of sends and recvs on which nobody waited."""
+
+
 def advice(cause: Cause) -> str:
     """What to change."""
     return ADVICE.get(cause, "")

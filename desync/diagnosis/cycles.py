@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from desync.diagnosis.advice import advice
+from desync.diagnosis.board import Board
 from desync.diagnosis.frontier import Parting, divergence
 from desync.diagnosis.history import History
+from desync.diagnosis.pairing import blame
 from desync.diagnosis.words import called, named, place, verb
 from desync.model import Cause, Certainty, Finding, Operation, Status
 
@@ -30,12 +32,16 @@ def cycle_of(start: Parting, held: Held) -> tuple[Parting, ...]:
     return ()
 
 
-def finding(cycle: tuple[Parting, ...], history: History) -> Finding:
+def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Finding:
     """The cycle as a finding, with the calls that close it."""
     links = [_link(parting, cycle) for parting in cycle]
     culprits = _culprits(cycle, history)
     cause = _cause(cycle, culprits, history)
     lines = tuple(line for operation, waits_for in links for line in [_line(operation, waits_for)])
+    blocks = all(operation.call.is_async is False for operation, _ in links)
+    if cause is Cause.P2P_MISMATCH and (found := blame(board, cycle)) is not None:
+        # The circle is proven; who is to blame for it is not.
+        culprits, lines, blocks = (found.rank,), (*found.evidence, *lines), False
     summary = "; ".join(
         f"{named(parting.pending)} {verb(parting.pending, 'waits', 'wait')} in {called(operation)} of group {operation.group} "
         f"for {named(waits_for)}"
@@ -44,14 +50,19 @@ def finding(cycle: tuple[Parting, ...], history: History) -> Finding:
     return Finding(
         status=Status.HANG,
         cause=cause,
-        certainty=Certainty.PROVEN if all(operation.call.is_async is False for operation, _ in links) else Certainty.LIKELY,
+        certainty=Certainty.PROVEN if blocks else Certainty.LIKELY,
         culprit_ranks=culprits,
         summary=f"{summary[0].upper()}{summary[1:]}: a circle that nothing can open.",
         advice=advice(cause),
         evidence=lines,
         time=max((parting.time or 0 for parting in cycle), default=None),
-        divergence=divergence(cycle[0], culprits=culprits),
+        divergence=divergence(_shown(cycle, culprits), culprits=culprits),
     )
+
+
+def _shown(cycle: tuple[Parting, ...], culprits: tuple[int, ...]) -> Parting:
+    """The parting that the report shows: one in which the culprit can be seen at a line of its own, if there is one."""
+    return next((parting for parting in cycle if set(culprits) & set(parting.pending)), cycle[0])
 
 
 def _link(parting: Parting, cycle: tuple[Parting, ...]) -> tuple[Operation, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from desync.diagnosis import ambiguity, cycles, rest, silent
+from desync.diagnosis import ambiguity, cycles, pairing, rest, silent
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long
@@ -88,7 +88,7 @@ class Case:
                 findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
         findings += rest.other_ends(self.ends, explained)
         if not awaiting and not _stops(findings):
-            findings += self._cycles()
+            findings += pairing.forgotten(self.board) or self._cycles()
         if not awaiting and not _stops(findings):
             findings += rest.nobody_is_wrong(self.board, self.ends, self.partings)
         if not findings:
@@ -174,7 +174,7 @@ class Case:
         """The circles among the partings."""
         for parting in self.partings:
             if cycle := cycles.cycle_of(parting, self.held):
-                return [cycles.finding(cycle, self.history)]
+                return [cycles.finding(cycle, self.history, self.board)]
         return []
 
     def _merged(self, parting: Parting, faults: list[Fault]) -> list[Finding]:

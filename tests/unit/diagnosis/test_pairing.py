@@ -1,0 +1,152 @@
+"""Sends and recvs without their partner: who is blamed, and where nobody is."""
+
+from dataclasses import replace
+
+from desync.diagnosis import diagnose
+from desync.model import Cause, Certainty, OperationState, Status
+
+from .jobs import HANG_AFTER, MS, Op, job, trace
+
+MEET = Op("barrier", line=40)
+WAITS = replace(MEET, done=False)
+
+
+def send(to, done=True):
+    return Op("send", line=20, peer=to, done=done)
+
+
+def recv(source, done=True):
+    return Op("recv", line=21, peer=source, done=done)
+
+
+def told(evidence):
+    """Cause, certainty and culprits of the one finding."""
+    (finding,) = diagnose(evidence).findings
+    assert finding.status is Status.HANG
+    return finding.cause, finding.certainty, finding.culprit_ranks
+
+
+# --- several partners against one
+
+
+def pipeline(counts, world):
+    """Stages that hand on so many microbatches each, as far as their neighbours let them."""
+    ranks = []
+    for rank, count in enumerate(counts):
+        before, after = counts[:rank], counts[rank + 1 : rank + 2]
+        operations = []
+        for number in range(1, count + 1):
+            came = number <= min([*before, count])
+            if rank:
+                operations.append(recv(rank - 1, done=came))
+            if came and rank + 1 < world:
+                operations.append(send(rank + 1, done=number <= min([*before, count, *after])))
+            if not operations[-1].done:
+                break
+        ranks.append(trace(rank, operations if not operations[-1].done else [*operations, WAITS], world=world))
+    return job(*ranks, frozen=range(world))
+
+
+def test_a_stage_with_a_microbatch_less_than_both_neighbours():
+    evidence = pipeline([4, 3, 4], 3)
+    assert told(evidence) == (Cause.P2P_MISMATCH, Certainty.LIKELY, (1,))
+    finding = diagnose(evidence).findings[0]
+    assert finding.evidence[:2] == (
+        "rank 0 waits in send #4 at train.py:20 in main; rank 1 has made 3 of its recvs from rank 0",
+        "rank 2 waits in recv #4 at train.py:21 in main; rank 1 has made 3 of its sends to rank 2",
+    )
+    assert finding.divergence.by_rank[1].operation.call.op == "barrier"
+
+
+def test_a_first_stage_for_which_all_others_wait_in_a_chain():
+    assert told(pipeline([3, 4, 4, 4], 4))[2] == (0,)
+
+
+def test_one_partner_against_one_is_nobodys_fault_for_sure():
+    assert told(pipeline([4, 3], 2)) == (Cause.P2P_MISMATCH, Certainty.PROVEN, ())
+    assert told(pipeline([3, 3, 4], 3))[2] == ()
+
+
+def test_two_that_wait_are_no_majority_against_three_that_do_not():
+    counts = [[send(2, done=False)], [WAITS], [WAITS], [send(2, done=False)], [WAITS], [WAITS]]
+    evidence = job(*(trace(rank, operations, world=6) for rank, operations in enumerate(counts)), frozen=range(6))
+    assert told(evidence)[2] == ()
+
+
+# --- one that did not do as before
+
+
+def ring(rank, left_out=(), world=4, done=True):
+    """One turn of a ring: both neighbours, but for those left out."""
+    others = [other for other in ((rank - 1) % world, (rank + 1) % world) if other not in left_out]
+    return [operation for other in others for operation in (send(other, done), recv(other, done))]
+
+
+def turns(last, *, before=3, world=4):
+    """Some turns in which all exchange with both neighbours, and one in which each rank does what ``last`` says."""
+    return job(
+        *(trace(rank, [*[*ring(rank, world=world), MEET] * before, *last[rank]], world=world) for rank in range(world)),
+        frozen=range(world),
+    )
+
+
+def test_a_rank_that_leaves_out_a_neighbour_for_the_first_time():
+    last = {0: ring(0, done=False), 1: [*ring(1), WAITS], 2: [*ring(2), WAITS], 3: [*ring(3, left_out=(0,)), WAITS]}
+    evidence = turns(last)
+    assert told(evidence) == (Cause.P2P_MISMATCH, Certainty.LIKELY, (3,))
+    assert diagnose(evidence).findings[0].evidence[:2] == (
+        "rank 3 left out send to rank 0 at train.py:20 in main, which it made in every turn before",
+        "rank 3 left out recv from rank 0 at train.py:21 in main, which it made in every turn before",
+    )
+
+
+def test_a_rank_that_sends_once_more_than_ever():
+    last = {rank: [*ring(rank), WAITS] for rank in range(1, 4)}
+    assert told(turns({0: [*ring(0), send(2, done=False)], **last}))[2] == (0,)
+
+
+def test_ranks_without_a_past_or_with_one_that_changes_are_not_blamed():
+    last = {0: ring(0, done=False), 1: [*ring(1), WAITS], 2: [*ring(2), WAITS], 3: [*ring(3, left_out=(0,)), WAITS]}
+    assert told(turns(last, before=1))[2] == ()
+    changed = last | {2: [*ring(2, left_out=(3,)), WAITS]}
+    assert told(turns(changed))[2] == ()
+
+
+# --- let go of
+
+
+def on(backend, *traces):
+    """The same ranks with groups of this backend."""
+    return [
+        replace(each, groups={name: replace(group, backend=backend) for name, group in each.groups.items()}) for each in traces
+    ]
+
+
+FORGOTTEN = replace(send(1), seen=False, done=False)
+
+
+def test_a_send_whose_handle_was_dropped():
+    ranks = on("cpu:gloo,cuda:gloo", trace(0, [FORGOTTEN, FORGOTTEN, WAITS], world=2), trace(1, [recv(0, done=False)], world=2))
+    evidence = job(*ranks, frozen=(0, 1))
+    assert told(evidence) == (Cause.P2P_MISMATCH, Certainty.LIKELY, (0,))
+    by_rank = diagnose(evidence).findings[0].divergence.by_rank
+    assert (by_rank[0].state, by_rank[1].state) == (OperationState.MISMATCHED, OperationState.WAITING)
+    assert by_rank[0].operation.call.site.innermost.line == 20
+    soon = job(*ranks, frozen=(0, 1), later_ms=HANG_AFTER // MS - 1)
+    assert diagnose(soon).findings == ()
+
+
+def test_a_recv_whose_handle_was_dropped():
+    dropped = replace(recv(0), seen=False, done=False)
+    ranks = on("gloo", trace(0, [send(1, done=False)], world=2), trace(1, [dropped, WAITS], world=2))
+    assert told(job(*ranks, frozen=(0, 1)))[2] == (1,)
+
+
+def test_where_no_completion_is_ever_seen_nobody_let_go_of_anything():
+    ranks = on("cpu:gloo,cuda:nccl", trace(0, [FORGOTTEN, WAITS], world=2), trace(1, [recv(0, done=False)], world=2))
+    assert all(0 not in finding.culprit_ranks for finding in diagnose(job(*ranks, frozen=(0, 1))).findings)
+
+
+def test_a_send_that_is_held_and_not_done_is_not_forgotten():
+    ranks = on("gloo", trace(0, [send(1, done=False), WAITS], world=2), trace(1, [recv(0, done=False)], world=2))
+    assert all(finding.culprit_ranks == () for finding in diagnose(job(*ranks, frozen=(0, 1))).findings)
