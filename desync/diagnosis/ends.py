@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from desync.diagnosis.endings import Ending, Manner
+from desync.diagnosis.structure import is_refusal
 from desync.diagnosis.suspect import Explanation
 from desync.diagnosis.words import named, place, raised
 from desync.model import Cause, Certainty, Failure
 
-_STRUCTURE = "DDP expects same model across all ranks"
 _UNUSED = "Expected to have finished reduction in the prior iteration"
 
 
@@ -46,7 +46,7 @@ def unused_names(failure: Failure) -> str:
 def structure_mismatch(ending: Ending) -> Explanation | None:
     """DDP found that the ranks built different models; it raises on ranks that are right as well as on those that are not."""
     failure = ending.error
-    if failure is None or _STRUCTURE not in failure.message:
+    if failure is None or not is_refusal(failure.message):
         return None
     explanation = _because_it_raised(Cause.STRUCTURE_MISMATCH, ending, "stopped because the ranks built different models")
     return replace(explanation, evidence=(f"{named([ending.rank])}: {raised(failure)}", *explanation.evidence), blames=False)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from desync.diagnosis import ambiguity, cycles, pairing, rest, silent
+from desync.diagnosis import ambiguity, cycles, pairing, rest, silent, structure
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long
@@ -94,6 +94,7 @@ class Case:
         if not findings:
             findings += rest.only_victims(self.ends)
         findings += silent.findings(self.board, self.partings)
+        findings = structure.blamed(findings, self.board)
         return _ordered(findings), {rank: ranks for rank, ranks in awaiting.items() if rank not in explained}
 
     def _faults(self, parting: Parting, awaiting: dict[int, tuple[int, ...]]) -> list[Fault]:

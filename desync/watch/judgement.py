@@ -58,12 +58,19 @@ def joined(live: Diagnosis, final: Diagnosis) -> Diagnosis:
     """
     if not live.findings or any(_same(live.findings[0], finding) for finding in final.findings[:1]):
         return final
+    if any(_refines(finding, live.findings[0]) for finding in final.findings[:1]):
+        return final
     kept = list(live.findings)
     for finding in final.findings:
         # What is not understood at the end is the end itself: a launcher that cleared up, time-outs.
         if finding.cause is not Cause.UNKNOWN and not any(_same(known, finding) for known in live.findings):
             kept.append(replace(finding, follows_from=0))
     return Diagnosis(tuple(kept), live.status, final.states, tuple(dict.fromkeys((*live.notes, *final.notes))), final.awaiting)
+
+
+def _refines(one: Finding, other: Finding) -> bool:
+    """Whether one says whom to blame for what the other only says that it happened."""
+    return (one.status, one.cause) == (other.status, other.cause) and not other.culprit_ranks
 
 
 def _same(one: Finding, other: Finding) -> bool:

@@ -100,3 +100,10 @@ def test_what_was_reported_leads_the_last_word_and_what_came_later_follows_from_
     refined = diagnosis(replace(HANG, summary="more is known"), timeout)
     assert joined(diagnosis(HANG), refined) is refined
     assert joined(diagnosis(), refined) is refined
+
+
+def test_the_last_word_that_names_a_culprit_replaces_one_that_named_none() -> None:
+    unsure, sure = finding(Status.CRASH, Cause.STRUCTURE_MISMATCH, ()), finding(Status.CRASH, Cause.STRUCTURE_MISMATCH, (1,))
+    final = diagnosis(sure)
+    assert joined(diagnosis(unsure), final) is final
+    assert [entry.follows_from for entry in joined(diagnosis(sure), diagnosis(unsure)).findings] == [None, 0]
