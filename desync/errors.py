@@ -45,3 +45,7 @@ class LaunchError(DesyncError):
 
 class EvidenceError(DesyncError):
     """What is left of a job (dumps, logs, archives) cannot be found or read."""
+
+
+class InspectError(DesyncError):
+    """No job that runs can be looked at, or it is not clear which one is meant."""

@@ -18,7 +18,7 @@ from typing import NoReturn, Protocol, cast
 from desync import __version__
 from desync.errors import DesyncError, UsageError
 
-COMMANDS = ("watch", "report", "explain", "scenarios", "doctor")
+COMMANDS = ("watch", "report", "explain", "inspect", "scenarios", "doctor")
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70

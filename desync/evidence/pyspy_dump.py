@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,10 @@ _CALLS = re.compile(
     r"monitored_barrier|send\w*|recv\w*|batch_isend_irecv|new_group|init_process_group|destroy_process_group|split_group)$"
 )
 _BACKWARD = frozenset({"_engine_run_backward", "backward"})
-P2P = frozenset({"send", "recv", "batch_isend_irecv"})
+BACKWARD = "backward"
+"""The operation of a rank that is in its backward pass: some collective of it, which one is not in the stack."""
+P2P = ("send", "recv", "batch_isend_irecv")
+"""How the names of calls between two ranks begin."""
 GROUP_CALLS = frozenset({"new_group", "init_process_group", "destroy_process_group", "split_group"})
 
 
@@ -124,16 +127,23 @@ def _trace(stacks: RankStacks, group: Group) -> Trace:
 
 
 def distributed_call(frames: tuple[Frame, ...]) -> Call | None:
-    """The call of torch.distributed that a stack is in; a backward counts as one of which the operation is not known."""
-    outer = None
-    for index, frame in enumerate(frames):
-        if frame.file.endswith("distributed_c10d.py") and _CALLS.match(frame.function.rpartition(".")[2]):
-            outer = index  # the outermost is what the user called
+    """The call of torch.distributed that a stack is in; a backward counts as one, whatever operation of it is waited for."""
     user = [(frame.function, frame.file, frame.line) for frame in frames]
+    outer = outermost_call(frames)
     if outer is not None:
         op = frames[outer].function.rpartition(".")[2]
-        kind = Kind.P2P if op in P2P else Kind.GROUP if op in GROUP_CALLS else Kind.COLLECTIVE
+        kind = Kind.P2P if op.startswith(P2P) else Kind.GROUP if op in GROUP_CALLS else Kind.COLLECTIVE
         return Call(op=op, kind=kind, site=call_site(user))
     if frames and any(frame.function in _BACKWARD and "/torch/" in frame.file for frame in frames[:3]):
-        return Call(op="unrecorded", kind=Kind.COLLECTIVE, site=call_site(user))
+        return Call(op=BACKWARD, kind=Kind.COLLECTIVE, site=call_site(user))
     return None
+
+
+def outermost_call(frames: Sequence[Frame]) -> int | None:
+    """Which frame is the function of torch.distributed that the user called; None if the stack is in none."""
+    calls = (
+        index
+        for index, frame in enumerate(frames)
+        if frame.file.endswith("distributed_c10d.py") and _CALLS.match(frame.function.rpartition(".")[2])
+    )
+    return max(calls, default=None)

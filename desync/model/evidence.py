@@ -24,6 +24,10 @@ class Activity:
     """CPU seconds used during the observation."""
     io_bytes: int | None = None
     """Bytes read and written during the observation."""
+    ran: bool | None = None
+    """Whether its main thread ran at all during the observation: one that did not is where it was.  None: not known."""
+    waits_for: str | None = None
+    """What its main thread waits for, as far as the kernel and the stack tell: "sleeps", "waits for a lock", …"""
 
 
 @dataclass(frozen=True, slots=True)

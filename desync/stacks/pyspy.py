@@ -20,11 +20,12 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from desync.model import Frame, RankStacks, Stack
+from desync.stacks.variables import Variables, kept
 
 SOURCE = "py-spy"
 MAX_THREADS = 256
@@ -37,6 +38,8 @@ LEAST_NATIVE_S = 0.1
 """With less time than this left, no further native stack is begun."""
 
 _GONE = "its process was gone"
+FORBIDDEN = "no right to trace it (ptrace); see `desync doctor`"
+"""What is said of a process that the kernel does not let be looked into."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
@@ -46,16 +49,22 @@ class TakenStacks:
 
     stacks: tuple[RankStacks, ...] = ()
     notes: tuple[str, ...] = ()
+    variables: Mapping[int, tuple[Variables, ...]] = field(default_factory=dict)
+    """By rank, for each of its threads, where they were asked for."""
+
+
+Taken = tuple[RankStacks, tuple[Variables, ...]]
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves this module
     """py-spy gave no stack; the text says why."""
 
 
-def take(pids: Mapping[int, int], limit_s: float, native: bool) -> TakenStacks:
+def take(pids: Mapping[int, int], limit_s: float, native: bool, *, variables: bool = False) -> TakenStacks:
     """Stacks of the processes ``pids`` (rank to pid), within about ``limit_s`` seconds.
 
     With ``native`` each rank's Python frames are joined by native ones as far as time allows, in the order of ``pids``.
+    With ``variables`` come those few of which :mod:`desync.stacks.variables` speaks.
     """
     tool = find_pyspy()
     if tool is None:
@@ -63,14 +72,21 @@ def take(pids: Mapping[int, int], limit_s: float, native: bool) -> TakenStacks:
     if not pids:
         return TakenStacks()
     deadline = time.monotonic() + limit_s
-    taken, problems = _take_all(tool, pids, deadline, native=False)
+    mode = ["--locals"] if variables else []
+    taken, problems = _take_all(tool, pids, deadline, mode)
+    again = {rank: pids[rank] for rank, why in problems.items() if variables and why not in (_GONE, FORBIDDEN)}
+    if again:  # a value that cannot be read must not cost the stack
+        plain, still = _take_all(tool, again, deadline, [])
+        taken |= plain
+        problems = {rank: why for rank, why in (problems | still).items() if rank not in taken}
     notes = _grouped("no stack", problems)
     if native and taken:
         pending = {rank: pids[rank] for rank in pids if rank in taken}
-        with_native, problems = _take_all(tool, pending, deadline, native=True)
+        with_native, problems = _take_all(tool, pending, deadline, ["--native"])
         taken |= with_native
         notes += _grouped("no native frames", {rank: why for rank, why in problems.items() if why != _GONE})
-    return TakenStacks(tuple(taken[rank] for rank in sorted(taken)), notes)
+    found = {rank: values for rank, (_, values) in taken.items()} if variables else {}
+    return TakenStacks(tuple(taken[rank][0] for rank in sorted(taken)), notes, found)
 
 
 def find_pyspy() -> str | None:
@@ -80,14 +96,14 @@ def find_pyspy() -> str | None:
 
 
 def _take_all(
-    tool: str, pids: Mapping[int, int], deadline: float, native: bool
-) -> tuple[dict[int, RankStacks], dict[int, str]]:
-    taken: dict[int, RankStacks] = {}
+    tool: str, pids: Mapping[int, int], deadline: float, mode: list[str]
+) -> tuple[dict[int, Taken], dict[int, str]]:
+    taken: dict[int, Taken] = {}
     problems: dict[int, str] = {}
     # Several at once cost each other little until the cores run out; what reads symbols wants a core of its own.
-    workers = min(len(pids), max(2, os.cpu_count() or 1) if native else 16)
+    workers = min(len(pids), max(2, os.cpu_count() or 1) if "--native" in mode else 16)
     with ThreadPoolExecutor(workers) as pool:
-        waiting = {rank: pool.submit(_take_one, tool, rank, pid, deadline, native) for rank, pid in pids.items()}
+        waiting = {rank: pool.submit(_take_one, tool, rank, pid, deadline, mode) for rank, pid in pids.items()}
         for rank, future in waiting.items():
             try:
                 taken[rank] = future.result()
@@ -96,21 +112,23 @@ def _take_all(
     return taken, problems
 
 
-def _take_one(tool: str, rank: int, pid: int, deadline: float, native: bool) -> RankStacks:
+def _take_one(tool: str, rank: int, pid: int, deadline: float, mode: list[str]) -> Taken:
     left = deadline - time.monotonic()
+    native = "--native" in mode
     if left < (LEAST_NATIVE_S if native else 0):
         raise _Refused("no time was left")
     stopped = _is_stopped(pid)
     if stopped and native:
         raise _Refused("its process is stopped")
     # py-spy cannot attach to a process that is stopped already, and need not stop it to read it.
-    mode = ["--native"] if native else ["--nonblocking"] if stopped else []
+    pause = ["--nonblocking"] if stopped else []
     taken_at = time.time_ns()
-    output = _run([tool, "dump", "--pid", str(pid), "--json", *mode], pid, left, stopped)
-    threads = parse(output)
+    output = _run([tool, "dump", "--pid", str(pid), "--json", *mode, *pause], pid, left, stopped)
+    threads = _threads(output)
     if not threads:
         raise _Refused("py-spy saw no Python thread")
-    return RankStacks(rank=rank, source=SOURCE, time=taken_at, threads=threads)
+    stacks = RankStacks(rank=rank, source=SOURCE, time=taken_at, threads=tuple(stack for stack, _ in threads))
+    return stacks, tuple(variables for _, variables in threads)
 
 
 def _run(command: list[str], pid: int, limit_s: float, stopped_before: bool) -> bytes:
@@ -153,7 +171,7 @@ def _reason(errors: str) -> str:
     """One line for the reason that py-spy gave on standard error."""
     low = errors.lower()
     if "permission denied" in low or "operation not permitted" in low:
-        return "no right to trace it (ptrace); see `desync doctor`"
+        return FORBIDDEN
     if "no such file or directory" in low or "no such process" in low:
         return _GONE
     first = next((line for line in errors.splitlines() if line.strip()), "no reason was given")
@@ -173,25 +191,31 @@ def _grouped(what: str, problems: Mapping[int, str]) -> tuple[str, ...]:
 
 def parse(output: bytes) -> tuple[Stack, ...]:
     """The threads of ``py-spy dump --json``, main thread first; what does not fit is left out."""
+    return tuple(stack for stack, _ in _threads(output))
+
+
+def _threads(output: bytes) -> list[tuple[Stack, Variables]]:
     try:
         raw = json.loads(output)
     except (ValueError, RecursionError):
-        return ()
+        return []
     if not isinstance(raw, list):
-        return ()
-    threads = [stack for entry in raw[:MAX_THREADS] if (stack := _thread(entry)) is not None]
-    return tuple(sorted(threads, key=lambda stack: stack.thread != "MainThread"))
+        return []
+    threads = [thread for entry in raw[:MAX_THREADS] if (thread := _thread(entry)) is not None]
+    return sorted(threads, key=lambda thread: thread[0].thread != "MainThread")
 
 
-def _thread(entry: Any) -> Stack | None:
+def _thread(entry: Any) -> tuple[Stack, Variables] | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("frames"), list):
         return None
-    frames = [frame for raw in entry["frames"][:MAX_FRAMES] if (frame := _frame(raw)) is not None]
+    frames = [(frame, raw) for raw in entry["frames"][:MAX_FRAMES] if (frame := _frame(raw)) is not None]
     if not frames:
         return None
     name, gil = entry.get("thread_name"), entry.get("owns_gil")
     label = name if isinstance(name, str) and name else f"thread {entry.get('os_thread_id')}"
-    return Stack(thread=label[:MAX_NAME], frames=tuple(frames), holds_gil=gil if isinstance(gil, bool) else None)
+    holds = gil if isinstance(gil, bool) else None
+    stack = Stack(thread=label[:MAX_NAME], frames=tuple(frame for frame, _ in frames), holds_gil=holds)
+    return stack, tuple(kept(frame.file, raw.get("locals")) for frame, raw in frames)
 
 
 def _frame(raw: Any) -> Frame | None:
