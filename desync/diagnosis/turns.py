@@ -40,10 +40,13 @@ def left_loop_early(suspect: Suspect) -> Explanation | None:
     passes = len(there.passes) + (there.fetched is not None)
     if not behind or (at.loader_exhausted and passes <= len(at.passes)) or not _left_the_loop(suspect):
         return None
+    told = same_loop(suspect) is not None
+    if not told and suspect.own is not None and at.in_forward:
+        return None  # nothing says that it is behind the loop: it may be about to run the backward of this turn
     steps = at.backwards or at.batches
     return Explanation(
         Cause.LEFT_LOOP_EARLY,
-        unless_it_comes(suspect),
+        unless_it_comes(suspect) if told or suspect.own is None else Certainty.LIKELY,
         f"left its loop after {counted(steps, 'step' if at.backwards else 'batch')}{where}",
         evidence=(
             f"{named([suspect.rank])}: {counted(at.backwards, 'backward')}, {counted(at.batches, 'batch')}, and had more data",
@@ -109,6 +112,8 @@ def skipped_backward(suspect: Suspect) -> Explanation | None:
     moved_on = suspect.own is not None or (suspect.gone and suspect.tidied_up)
     if not moved_on or not at.batches or at.batches < there.batches or at.backwards >= there.backwards:
         return None
+    if at.left_out <= there.left_out:
+        return None  # it made its call in the middle of a turn, and its backward may have been about to come
     less = there.backwards - at.backwards
     return Explanation(
         Cause.SKIPPED_COLLECTIVE,

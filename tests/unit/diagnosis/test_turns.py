@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from desync.diagnosis.verdict import diagnose
+from desync.model import Cause, MarkKind
+from tests.unit.diagnosis.jobs import Op, job, mark, progress, trace
+
+TURNS = 4
+
+
+def turn(number: int, *, backward: bool = True) -> list:
+    """The marks of one turn of a loop in which every backward launches one bucket."""
+    marks = [mark(MarkKind.FETCH, number, value=number + 1), mark(MarkKind.FORWARD, number, value="sync")]
+    return [*marks, mark(MarkKind.BACKWARD, number)] if backward else marks
+
+
+def buckets(count: int, *, pending: bool) -> list[Op]:
+    return [Op(bucket="bucket 0", done=not pending or number < count - 1) for number in range(count)]
+
+
+def counts(batches: int, backwards: int):
+    return progress(batches=batches, forwards=batches, backwards=backwards)
+
+
+def test_a_call_before_the_backward_of_the_same_turn_is_no_skipped_backward() -> None:
+    whole = [each for number in range(TURNS) for each in turn(number)]
+    others = trace(1, buckets(TURNS + 1, pending=True), world=2, marks=(*whole, *turn(TURNS)), progress=counts(5, 5))
+    here = [*buckets(TURNS, pending=False), Op("barrier", line=42, done=False)]
+    one = trace(0, here, world=2, marks=(*whole, *turn(TURNS, backward=False)), progress=counts(5, 4))
+    assert [finding.cause for finding in diagnose(job(one, others)).findings] == [Cause.RANK_ONLY_COLLECTIVE]
+
+
+def test_a_turn_that_is_over_without_its_backward_is_one() -> None:
+    whole = [each for number in range(TURNS) for each in turn(number)]
+    others = [
+        trace(rank, buckets(TURNS + 1, pending=True), world=3, marks=(*whole, *turn(TURNS)), progress=counts(5, 5))
+        for rank in (1, 2)
+    ]
+    here = [*buckets(TURNS, pending=False), Op("barrier", line=42, done=False)]
+    over = (*whole, *turn(TURNS, backward=False), mark(MarkKind.EXHAUSTED, TURNS, value=5))
+    one = trace(0, here, world=3, marks=over, progress=progress(batches=5, forwards=5, backwards=4, passes=(5,)))
+    (finding,) = diagnose(job(one, *others)).findings
+    assert (finding.cause, finding.culprit_ranks) == (Cause.SKIPPED_COLLECTIVE, (0,))
