@@ -16,7 +16,7 @@ from desync.diagnosis.habits import expected_next
 from desync.diagnosis.heads import Place, Root, Standstill, divergence_at, first_of, head_of, name_of, stand, time_at
 from desync.diagnosis.missed import missed, works_on
 from desync.diagnosis.words import called, capital, named, place, verb
-from desync.model import Cause, Certainty, Finding, Operation, Status
+from desync.model import Cause, Certainty, ClaimKind, Finding, Operation, Status
 
 _GPU_ADVICE = (
     "Look at the GPUs of these ranks: dmesg and nvidia-smi -q for Xid errors, ECC and lost links; the host went on calling "
@@ -135,9 +135,11 @@ def _unseen(found: Standstill) -> list[Finding]:
     by_place = found.roots.get(Root.UNSEEN)
     if not by_place:
         return []
-    culprits = tuple(sorted(set().union(*by_place.values())))
+    unseen = tuple(sorted(set().union(*by_place.values())))
     where = missed(found, by_place)
     divergence = divergence_at(found, where)
+    culprits = _blamed(found, unseen, len(divergence.group.ranks))
+    tail = ", and all others wait for these" if culprits else "; who did not come cannot be told from that"
     if divergence.kind == "p2p":
         # What is missing is what the rank without a record did not do.
         divergence = replace(divergence, op="recv" if divergence.op == "send" else "send")
@@ -147,12 +149,19 @@ def _unseen(found: Standstill) -> list[Finding]:
             cause=Cause.UNKNOWN,
             certainty=Certainty.POSSIBLE,
             culprit_ranks=culprits,
-            summary=f"{capital(named(culprits))} left no record; {_waiting(found, where)}, and all others wait for these.",
+            summary=f"{capital(named(unseen))} left no record; {_waiting(found, where)}{tail}.",
             advice=_NO_RECORD_ADVICE,
             time=time_at(found, where),
             divergence=divergence,
         )
     ]
+
+
+def _blamed(found: Standstill, unseen: tuple[int, ...], members: int) -> tuple[int, ...]:
+    """Of ranks without a record those that may be named: none if they are so many that the records must be incomplete."""
+    present = {rank for claim in found.board.evidence.claims if claim.kind is ClaimKind.PRESENT for rank in claim.ranks}
+    blamed = tuple(rank for rank in unseen if rank not in present)
+    return blamed if 2 * len(blamed) <= members else ()
 
 
 def _complete(found: Standstill) -> list[Finding]:
@@ -194,7 +203,7 @@ def _elsewhere(found: Standstill) -> list[Finding]:
     """Ranks wait, but for whom is not known; if all but one wait, it is that one, possibly."""
     world = found.board.evidence.job.world_size or 0
     silent = tuple(rank for rank in range(min(world, MAX_NAMED)) if rank not in found.heads)
-    culprits = silent if len(silent) == 1 else ()
+    culprits = _blamed(found, silent, world) if len(silent) == 1 else ()
     first = min(found.heads.values(), key=lambda head: (head.operation.entered or 0, head.operation.rank))
     waiting = tuple(found.heads)
     operation = first.operation

@@ -40,7 +40,7 @@ def interpret(evidence: Evidence) -> Diagnosis:
     if not found:
         board = lay_out(evidence)
         found = aftermath.findings(board) or list(base.findings) or exchanges.findings(board)
-    found = hearsay.weigh(evidence, found)
+    found = hearsay.weigh(evidence, [_unexplained(finding, evidence) for finding in found])
     status = found[0].status if found else _without_findings(evidence, base.status)
     return replace(base, findings=tuple(found), status=status, awaiting={} if found else base.awaiting)
 
@@ -100,16 +100,34 @@ def _beside(standing: AtDivergence, odd: bool) -> AtDivergence:
     return replace(standing, state=OperationState.MISMATCHED if odd else usual)
 
 
+def _unexplained(finding: Finding, evidence: Evidence) -> Finding:
+    """Status 1 is that of an exception; where a source shows nothing but it, why is open, and if several had it who was first."""
+    traces = [trace for rank in finding.culprit_ranks if (trace := evidence.trace(rank)) is not None]
+    known = any(trace.marks or len(trace.operations) or trace.exit is None or trace.exit.code != 1 for trace in traces)
+    if finding.cause is not Cause.EXITED_EARLY or not traces or known:
+        return finding
+    who = named(finding.culprit_ranks)
+    return replace(
+        finding,
+        cause=Cause.UNKNOWN,
+        certainty=Certainty.POSSIBLE,
+        culprit_ranks=finding.culprit_ranks if len(traces) == 1 else (),
+        summary=f"{capital(who)} ended with status 1, as after an exception; the exception itself is not in what was read.",
+        advice=f"Look for the traceback of {who}: its own file, or the output of its node.",
+    )
+
+
 def _weighed(finding: Finding, evidence: Evidence) -> Finding:
     """A finding whose cause rests on call sites is no more than possible where the source has none."""
     if finding.cause not in _NEEDS_LINES or finding.divergence is None:
         return finding
     if _has_lines(finding):
-        return finding if _is_recorded(finding) else replace(finding, certainty=Certainty.POSSIBLE)
+        told = _is_recorded(finding) and (finding.cause is Cause.ARGUMENT_MISMATCH or _has_past(finding, evidence))
+        return finding if told else replace(finding, certainty=Certainty.POSSIBLE)
     if finding.cause is Cause.ARGUMENT_MISMATCH and any(
         claim.kind is ClaimKind.MISMATCH and claim.seq == finding.divergence.seq for claim in evidence.claims
     ):
-        return finding  # torch has compared them itself
+        return replace(finding, status=Status.CRASH)  # torch has compared them itself, and raises at once
     if len(finding.culprit_ranks) == 1:
         trace = evidence.trace(finding.culprit_ranks[0])
         broken = newest_break(trace) if trace is not None else None
@@ -131,6 +149,18 @@ def _is_recorded(finding: Finding) -> bool:
     assert finding.divergence is not None  # noqa: S101 - the caller has looked
     standing = finding.divergence.by_rank.values()
     return any(each.operation is not None and each.operation.entered is not None for each in standing)
+
+
+def _has_past(finding: Finding, evidence: Evidence) -> bool:
+    """Whether anything is known of what the ranks did before they parted: what is not, may have been called there."""
+    assert finding.divergence is not None  # noqa: S101 - the caller has looked
+    name, seq = finding.divergence.group.name, finding.divergence.seq
+    tables = [trace.operations for rank in finding.divergence.by_rank if (trace := evidence.trace(rank)) is not None]
+    return any(
+        table.groups[group] == name and number < seq and table.calls[call].site is not None
+        for table in tables
+        for group, number, call in zip(table.group, table.seq, table.call, strict=True)
+    ) or not any(trace.dropped for trace in evidence.traces)
 
 
 def _has_lines(finding: Finding) -> bool:

@@ -83,9 +83,10 @@ def newest_break(trace: Trace) -> Break | None:
     operation = trace.operations.row(trace.rank, start + row)
     seq = operation.seq
     if change is Change.LEFT_OUT:
-        # Of several alike in a row the last is missing: those before it were done.
-        missing = next((place for place in range(first, len(tokens)) if tokens[place] != tokens[row]), first)
-        seq = _next_seq(trace, operation, start + missing)
+        # Of several alike in a row any may be missing; if nothing of the kind came afterwards, it is the last.
+        after = next((place for place in range(first, len(tokens)) if tokens[place] != tokens[row]), first)
+        came = any(_alike(trace, operation, each) for each in range(start + after, start + len(tokens)))
+        seq = _next_seq(trace, operation, start + (first if came else after))
     if change is Change.REPLACED and trace.operations.row(trace.rank, start + usual).call.op == operation.call.op:
         change = Change.OTHER_ARGUMENTS
     return Break(trace.rank, length, change, operation, seq)
@@ -163,13 +164,15 @@ def _agree_before(tokens: array[int], one: int, other: int) -> int:
 
 def _next_seq(trace: Trace, left_out: Operation, row: int) -> int:
     """The number that an operation left out before ``row`` would have had."""
-    table = trace.operations
-    for index in range(row - 1, -1, -1):
-        operation = table.row(trace.rank, index)
-        same = operation.group == left_out.group and operation.call.kind is left_out.call.kind
-        if same and operation.call.peer == left_out.call.peer:
-            return operation.seq + 1
-    return left_out.seq
+    before = next((index for index in range(row - 1, -1, -1) if _alike(trace, left_out, index)), None)
+    return trace.operations.seq[before] + 1 if before is not None else left_out.seq
+
+
+def _alike(trace: Trace, operation: Operation, row: int) -> bool:
+    """Whether another operation is numbered with this one: of its group, and for p2p with its peer."""
+    other = trace.operations.row(trace.rank, row)
+    kind, peer = operation.call.kind, operation.call.peer
+    return (other.group, other.call.kind, other.call.peer) == (operation.group, kind, peer)
 
 
 def odd_one(breaks: dict[int, Break | None]) -> Break | None:

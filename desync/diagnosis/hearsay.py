@@ -60,8 +60,9 @@ def _decided(found: list[Finding]) -> bool:
     return any(finding.cause in _OWN_FAULTS for finding in found)
 
 
-def _only_victims(found: list[Finding]) -> bool:
-    return all(finding.cause is Cause.UNKNOWN and not finding.culprit_ranks for finding in found)
+def _nobody_seen(finding: Finding) -> bool:
+    """Whether a finding says no more than that ranks failed because of others, or that some left no word."""
+    return finding.cause is Cause.UNKNOWN and finding.certainty is Certainty.POSSIBLE
 
 
 def kernel(evidence: Evidence, found: list[Finding]) -> list[Finding]:
@@ -155,6 +156,27 @@ def sizes(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         advice=advice(Cause.ARGUMENT_MISMATCH),
         evidence=_quotes(claims),
         time=claims[0].time,
+    )
+    return [finding, *(each for each in found if each.cause not in _OPEN)]
+
+
+def refused(evidence: Evidence, found: list[Finding]) -> list[Finding]:
+    """torch's own wrapper refused an operation, and the log does not show what each rank called."""
+    claims = [claim for claim in _of(evidence, ClaimKind.MISMATCH) if claim.seq is not None]
+    if not claims or any(finding.divergence is not None for finding in found) or _decided(found):
+        return found
+    claim = claims[0]
+    who = f"{capital(named(claim.ranks))} called something else than others" if claim.ranks else "Ranks called different things"
+    finding = Finding(
+        status=Status.CRASH,
+        cause=Cause.ARGUMENT_MISMATCH,
+        certainty=Certainty.LIKELY if claim.ranks else Certainty.POSSIBLE,
+        culprit_ranks=claim.ranks,
+        summary=f"{who}: {claim.text}.",
+        advice=advice(Cause.ARGUMENT_MISMATCH),
+        evidence=_quotes(claims),
+        time=claim.time,
+        divergence=_divergence(evidence, claim),
     )
     return [finding, *(each for each in found if each.cause not in _OPEN)]
 
@@ -265,23 +287,22 @@ def moving(evidence: Evidence, found: list[Finding]) -> list[Finding]:
 def network(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     """Errors of the network, where no rank is to blame: a link is no rank, and who writes of it is only at one end."""
     claims = _of(evidence, ClaimKind.NETWORK)
-    if not claims:
+    if not claims or (not found and _of(evidence, ClaimKind.FINISHED)):
         return found
     stalled = [finding for finding in found if finding.cause is Cause.COMMUNICATION_STALLED]
-    if stalled or _only_victims(found):
-        first = stalled[0] if stalled else None
-        summary = "The network failed"
-        tail = f". {first.summary}" if first is not None else "; the ranks that ended did so because of it."
+    if stalled or all(_nobody_seen(finding) for finding in found):
+        hung = next((finding for finding in (*stalled, *found) if finding.status is Status.HANG), None)
+        tail = f". {hung.summary}" if hung is not None else "; the ranks that ended did so because of it." if found else "."
         finding = Finding(
-            status=Status.HANG if first is not None else Status.CRASH,
+            status=Status.HANG if hung is not None else Status.CRASH if found else Status.UNKNOWN,
             cause=Cause.COMMUNICATION_STALLED,
-            certainty=Certainty.LIKELY,
+            certainty=Certainty.LIKELY if stalled or (found and hung is None) else Certainty.POSSIBLE,
             culprit_ranks=(),
-            summary=f"{summary} ({claims[0].text}){tail}",
+            summary=f"The network failed ({claims[0].text}){tail}",
             advice="Look at the links of the machines named: NIC, cable, switch port; ibstat and the fabric's counters.",
             evidence=_quotes(claims),
             time=claims[0].time,
-            divergence=first.divergence if first is not None else None,
+            divergence=hung.divergence if hung is not None else None,
         )
         return [finding]
     return [replace(found[0], evidence=(*found[0].evidence, *_quotes(claims))), *found[1:]]
@@ -314,4 +335,4 @@ def teardown(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     return [finding]
 
 
-_ALL: tuple[Weigh, ...] = (kernel, raised, structure, sizes, rendezvous, absent, memory, moving, network, teardown)
+_ALL: tuple[Weigh, ...] = (kernel, raised, structure, sizes, refused, rendezvous, absent, memory, moving, network, teardown)

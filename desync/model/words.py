@@ -125,6 +125,8 @@ class ClaimKind(str, enum.Enum):
     """The kernel or the scheduler ended ``ranks`` for want of memory."""
     MISMATCH = "mismatch"
     """``ranks`` called something else than the others (DDP's and the wrapper's own comparisons)."""
+    PRESENT = "present"
+    """``ranks`` waited, or may have: that nothing shows them in an operation does not say that they were absent."""
     RENDEZVOUS = "rendezvous"
     """``ranks`` did not come to init_process_group; empty where only their number is known."""
     FINISHED = "finished"

@@ -86,6 +86,8 @@ class Fingerprint:
     dtypes: tuple[str, ...]
     mismatch: bool
     """It was refused: another rank runs another one."""
+    other: int | None = None
+    """Which rank of the group that is, by the speaker's words; what it runs is often misprinted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,8 @@ class Facts:
     observers: list[Speaker] = field(default_factory=list)
     """Ranks that dump only because another one asked for it."""
     lagging: list[Lagging] = field(default_factory=list)
+    refused: dict[int, None] = field(default_factory=dict)
+    """Order of the lines with which the wrapper refused an operation, whether or not they could be read."""
     printed: dict[tuple[Speaker, int], list[Fingerprint]] = field(default_factory=dict)
     """The newest operations that DETAIL's wrapper printed, by who said it and the rank in the group."""
     barriers: list[Barrier] = field(default_factory=list)
@@ -213,4 +217,4 @@ class Facts:
     @property
     def failed(self) -> bool:
         """Whether anything here speaks of a failure."""
-        return bool(self.timeouts or self.ended or self.tracebacks or self.barriers or self.lagging)
+        return bool(self.timeouts or self.ended or self.tracebacks or self.barriers or self.lagging or self.refused)

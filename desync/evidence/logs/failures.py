@@ -20,6 +20,7 @@ TOLD_OTHERWISE = (
     "DDP expects same model across all ranks",
     "appears not to match sizes",
     "op.preamble.length <= op.nbytes",
+    p.REFUSED,
 )
 """Errors that say something about other ranks: that is a claim or an operation, and no failure of who prints it."""
 
@@ -33,6 +34,8 @@ class Failures:
     anonymous: list[Traceback] = field(default_factory=list)
     victims: set[int] = field(default_factory=set)
     """Ranks that failed because others did (or did not come)."""
+    aborted: set[int] = field(default_factory=set)
+    """Those of them that signal 6 ended without a word of their own."""
 
 
 def failures(facts: Facts, ranks: Ranks) -> Failures:
@@ -138,6 +141,8 @@ def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts) -> None:
             found.exits.append((rank, Exit(time=each.time, code=each.code), each.host, each.pid))
         else:
             found.victims.add(rank)
+            if each.code == SIGABRT:
+                found.aborted.add(rank)
 
 
 def _without_a_word(ended: dict[int, Ended], facts: Facts, raised: set[int]) -> int | None:

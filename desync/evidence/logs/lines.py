@@ -132,6 +132,11 @@ def _text(line: bytes) -> str:
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
+def uncoloured(data: bytes) -> str:
+    """Bytes of a log as text without colours."""
+    return _ANSI.sub("", data.decode("utf-8", "replace"))
+
+
 def plain(data: bytes) -> str:
     """Bytes of a log as text without colours, a line feed after each progress bar."""
-    return _ANSI.sub("", data.decode("utf-8", "replace")).replace("\r", "\n")
+    return uncoloured(data).replace("\r", "\n")

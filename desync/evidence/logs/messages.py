@@ -175,13 +175,15 @@ def fingerprint(line: Line, facts: Facts) -> bool:
     found = p.MISMATCH.search(line.text)
     running = p.RUNNING.search(line.text) if found is None else None
     match = found or running
+    if p.REFUSED in line.text and said_by_torch(line) and len(facts.refused) < MAX_FACTS:
+        facts.refused[line.order] = None
     if match is None or not said_by_torch(line):
         return False
     printed = p.FINGERPRINT.search(line.text, match.start())
     if printed is None:
         return False
     facts.speakers[line.speaker] = None
-    own = _fingerprint(line, int(match[1]), printed, mismatch=found is not None)
+    own = _fingerprint(line, int(match[1]), printed, found)
     kept = facts.printed.setdefault((line.speaker, own.group_rank), [])
     kept.append(own)
     del kept[:-KEPT_FINGERPRINTS]
@@ -191,7 +193,7 @@ def fingerprint(line: Line, facts: Facts) -> bool:
 KEPT_FINGERPRINTS = 3
 
 
-def _fingerprint(line: Line, rank: int, found: re.Match[str], mismatch: bool) -> Fingerprint:
+def _fingerprint(line: Line, rank: int, found: re.Match[str], mismatch: re.Match[str] | None) -> Fingerprint:
     shapes = re.findall(r"\[([\d, ]*)\]", found["shapes"] or "")
     return Fingerprint(
         speaker=line.speaker,
@@ -202,7 +204,8 @@ def _fingerprint(line: Line, rank: int, found: re.Match[str], mismatch: bool) ->
         op=found[2],
         shapes=tuple(tuple(int(size) for size in shape.split(",") if size.strip()) for shape in shapes[:64]),
         dtypes=tuple(name.strip() for name in (found["dtypes"] or "").split(",") if name.strip())[:64],
-        mismatch=mismatch,
+        mismatch=mismatch is not None,
+        other=int(mismatch[3]) if mismatch is not None and mismatch[3] is not None else None,
     )
 
 
@@ -350,6 +353,7 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     (p.OBSERVED, observer),
     ("collective", lagging),
     ("CollectiveFingerPrint", fingerprint),
+    (p.REFUSED, fingerprint),
     ("onitoredBarrier", barrier),
     ("exitcode", failed),
     ("closing signal", closing),

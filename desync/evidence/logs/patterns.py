@@ -43,6 +43,7 @@ FINGERPRINT = re.compile(
     r"(?:, TensorShape=(?P<shapes>\[[\d, \[\]]{0,1000}\]))?(?:, TensorDtypes=(?P<dtypes>[\w, ]{0,400}?), TensorDeviceTypes)?"
 )
 RUNNING = re.compile(r"\[Rank (\d{1,7})\] Running collective: CollectiveFingerPrint")
+REFUSED = "Detected mismatch between collectives on ranks"
 MISMATCH = re.compile(
     r"Detected mismatch between collectives on ranks\. Rank (\d{1,7}) is running collective: "
     r"(CollectiveFingerPrint.{0,2000}?)(?:, but Rank (\d{1,7}) is running collective: (CollectiveFingerPrint.{0,2000})|$)"

@@ -9,9 +9,9 @@ from typing import BinaryIO
 from desync.evidence.logs import patterns as p
 from desync.evidence.logs.clock import Clock
 from desync.evidence.logs.facts import Facts
-from desync.evidence.logs.lines import LineScanner, plain
+from desync.evidence.logs.lines import LineScanner, plain, uncoloured
 from desync.evidence.logs.messages import MESSAGES, Line
-from desync.evidence.logs.speakers import Speaker, container, parse, unwrapped
+from desync.evidence.logs.speakers import Speaker, bared, container, line_shape, parse, unwrapped
 from desync.evidence.logs.summary import Summary
 from desync.evidence.logs.tracebacks import Tracebacks
 from desync.model import Frame
@@ -84,6 +84,13 @@ class _Reading:
         self._bar: tuple[str, int] | None = None
         self._raw = ""
         self._looked = False
+        self._shape: tuple[re.Pattern[str] | None] | None = None
+
+    def _line_shape(self) -> re.Pattern[str] | None:
+        """What stands in front of all lines of this file; looked for once, in its beginning."""
+        if self._shape is None:
+            self._shape = (line_shape(uncoloured(self.scanner.head)),)
+        return self._shape[0]
 
     def line(self, text: str) -> None:
         """Take in one line."""
@@ -96,10 +103,12 @@ class _Reading:
                 self._parts[stream] = text
                 self.scanner.follow = max(self.scanner.follow, 1)
                 return
+        in_front, text = bared(text, self._line_shape())
         speaker, rest = parse(text, self.base)
         if "\\n" in rest:
             return  # somebody quotes a message
         order = self.log.next_order()
+        self.clock.see(in_front)
         self.clock.see(rest)
         line = Line(speaker, rest, order, self.clock.now(order))
         if self._in_block(line):

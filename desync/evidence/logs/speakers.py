@@ -18,7 +18,6 @@ class Speaker:
     local: int | None = None
     """torchrun's ``[default3]:``: the rank on its node."""
     pid: int | None = None
-    host: str | None = None
     file: int = 0
     """Number of the file."""
     file_rank: int | None = None
@@ -38,6 +37,49 @@ _NCCL_HEAD = re.compile(r"([\w.-]{1,100}):(\d{1,9}):\d{1,9} \[(\d{1,3})\]")
 MAX_PREFIXES = 6
 _BEGINNINGS = frozenset("[( 0123456789")
 
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
+_SHAPES = tuple(
+    re.compile(shape)
+    for shape in (
+        r"\[(?:pod/)?[\w.-]{1,100}(?:/[\w.-]{1,100})*\] ",  # kubectl logs --prefix, clush
+        r"[\w.-]{1,100} *\| ",  # docker compose
+        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}(?:\[\d{1,9}\])?: ",  # the system's journal
+        r"[\w.-]{1,100}: ",  # pdsh
+    )
+)
+_NO_HOST = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit)?: |(?:srun|slurmstepd|wandb|kernel): ")
+"""What is written like the name of a host and is none: exceptions and the programs whose lines are understood."""
+ENOUGH = 0.8
+LEAST_LINES = 5
+_BAR = re.compile(r".{0,120}?\d{1,3}%\|[^|]{0,200}\| ?[^\[|]{0,40}\[[^\]]{0,200}\]\s?(?=\S)")
+
+
+def line_shape(head: str) -> re.Pattern[str] | None:
+    """What a collector of logs (pdsh, docker compose, kubectl, the journal) puts in front of nearly every line, if one did."""
+    lines = [line for text in head.split("\n") if (line := _TIME.sub("", text, count=1)).strip()]
+    if len(lines) < LEAST_LINES:
+        return None
+    for shape in _SHAPES:
+        if sum(_fits(shape, line) is not None for line in lines) >= ENOUGH * len(lines):
+            return shape
+    return None
+
+
+def _fits(shape: re.Pattern[str], line: str) -> re.Match[str] | None:
+    found = shape.match(line)
+    return None if found is None or _NO_HOST.match(line) is not None else found
+
+
+def bared(line: str, shape: re.Pattern[str] | None) -> tuple[str, str]:
+    """A line in two parts: what no process of the job has written (times, hosts, a bar that was glued to it), and the rest."""
+    start = found.end() if (found := _TIME.match(line)) is not None else 0
+    if shape is not None and (found := _fits(shape, line[start:])) is not None:
+        start += found.end()
+        start += found.end() if (found := _TIME.match(line[start:])) is not None else 0
+    if "%|" in line and (found := _BAR.match(line, start)) is not None:
+        start = found.end()
+    return line[:start], line[start:]
+
 
 def parse(line: str, base: Speaker) -> tuple[Speaker, str]:
     """Who says the line, and what is left of it.  ``base`` is what the file's name tells."""
@@ -47,7 +89,7 @@ def parse(line: str, base: Speaker) -> tuple[Speaker, str]:
     for _ in range(MAX_PREFIXES):
         for pattern, field in _PREFIXES:
             if (found := pattern.match(rest)) is not None:
-                speaker = replace(speaker, **{field: int(found[1])})  # type: ignore[arg-type]  # a field name of the table
+                speaker = replace(speaker, **{field: int(found[1])})
                 rest = rest[found.end() :]
                 break
         else:

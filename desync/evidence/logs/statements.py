@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from desync.evidence.logs.facts import Barrier, Facts, Joining, Trouble
+from desync.evidence.flight_recorder.names import public
+from desync.evidence.logs.facts import Barrier, Facts, Fingerprint, Joining, Trouble
 from desync.evidence.logs.failures import Failures
 from desync.evidence.logs.ranks import DEFAULT, Ranks
 from desync.evidence.logs.structure import structure
@@ -14,12 +16,14 @@ from desync.model import Claim, ClaimKind
 SIZES_DIFFER = "op.preamble.length <= op.nbytes"
 MAX_QUOTED = 8
 """Lines of one kind that are quoted."""
+MAX_SILENT = 4096
 
 
 def statements(facts: Facts, ranks: Ranks, ends: Failures) -> tuple[Claim, ...]:
     """The claims of one run."""
     return (
         *_barriers(facts, ranks),
+        *_present(facts, ranks, ends),
         *_rendezvous(facts, ranks),
         *_network(facts, ranks),
         *_kernel(facts, ranks),
@@ -28,7 +32,7 @@ def statements(facts: Facts, ranks: Ranks, ends: Failures) -> tuple[Claim, ...]:
         *_finished(facts),
         *_moving(facts, ranks, ends),
         *_raised(facts, ranks, ends),
-        *_mismatches(facts),
+        *_mismatches(facts, ranks),
         *structure(facts),
     )
 
@@ -57,6 +61,20 @@ def _absent(barrier: Barrier, missing: tuple[int, ...], text: str) -> Claim:
     return Claim(ClaimKind.ABSENT, missing, text, by=barrier.by or 0, time=time, group=DEFAULT, op="barrier")
 
 
+def _present(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
+    """Ranks of which no time-out is printed and that waited all the same, as far as that can be told."""
+    if not facts.timeouts:
+        return
+    spoken = {ranks.of(each.speaker, each.group_rank) for each in facts.timeouts}
+    aborted = tuple(sorted(ends.aborted - spoken))
+    if aborted:
+        text = "ended by signal 6 after a time-out, as their own watchdog ends those that waited"
+        yield Claim(ClaimKind.PRESENT, aborted, text)
+    if facts.repeated:
+        silent = tuple(rank for rank in range(min(ranks.world, MAX_SILENT)) if rank not in spoken)
+        yield Claim(ClaimKind.PRESENT, silent, f"Ray has folded {facts.repeated} lines of other ranks away")
+
+
 def _rendezvous(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
     waits = [each for each in facts.joining if each.key == 1]
     if not waits:
@@ -76,6 +94,9 @@ def _all_heard(came: set[int], last: Joining) -> bool:
 
 
 def _network(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
+    newest = max((each.order for each in facts.troubles if each.kind == "network"), default=0)
+    if not facts.failed and any(each.kind == "network_back" and each.order > newest for each in facts.troubles):
+        return  # a link that went and came back, and nothing failed
     yield from _quoted(ClaimKind.NETWORK, (each for each in facts.troubles if each.kind == "network"), ranks)
 
 
@@ -146,15 +167,30 @@ def _raised(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
         yield Claim(ClaimKind.RAISED, guess, text, time=each.time or each.order)
 
 
-def _mismatches(facts: Facts) -> Iterator[Claim]:
+def _mismatches(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
     """Comparisons that torch and gloo made themselves."""
     refused = [each for each in facts.fingerprints if each.mismatch]
     if refused:
         first = refused[0]
         text = f"the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL refused operation #{first.seq}"
-        yield Claim(ClaimKind.MISMATCH, (), text, time=first.time or first.order, seq=first.seq)
+        odd = _named_by_most(refused, ranks)
+        yield Claim(ClaimKind.MISMATCH, odd, text, time=first.time or first.order, op=public(first.op), seq=first.seq)
+    elif facts.refused:
+        text = "the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL refused an operation; its line is cut"
+        yield Claim(ClaimKind.MISMATCH, (), text, time=min(facts.refused), seq=0)
     for each in facts.tracebacks:
         if SIZES_DIFFER in each.message:
             text = each.message[each.message.find(SIZES_DIFFER) :].splitlines()[0][:200]
             yield Claim(ClaimKind.MISMATCH, (), text, by=each.speaker.rank, time=each.time or each.order)
             return
+
+
+def _named_by_most(refused: list[Fingerprint], ranks: Ranks) -> tuple[int, ...]:
+    """The rank that differs: all right ones name it, it names the first of them; empty unless one is named more often."""
+    named: Counter[int] = Counter()
+    for each in refused:
+        rank = ranks.of(each.speaker, each.group_rank)
+        if rank is not None and each.other is not None:
+            named[rank - each.group_rank + each.other] += 1  # groups of neighbours: at the same distance
+    (first, times), *others = named.most_common() or [(0, 0)]
+    return (first,) if times > 1 and (not others or times > others[0][1]) else ()
