@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 from desync import __version__
@@ -15,6 +17,7 @@ from desync.model import (
     Finding,
     Job,
     Progress,
+    RankStacks,
     RankState,
     Status,
     Trace,
@@ -46,10 +49,13 @@ MAX_FINDINGS = 256
 MAX_NOTES = 256
 MAX_RANKS_WITHOUT_TRACE = 65536
 """Bounds of a report: what a broken or hostile source says must not make it endless."""
+TAKES_AT_MOST_NS = 3_000_000_000
+"""A stack's time is that at which it was asked for."""
 
 
 def build_report(evidence: Evidence, diagnosis: Diagnosis, timing: Timing) -> Report:
     """The report of one job: verdict, findings, divergence, ranks, merged stacks, and what could not be seen."""
+    evidence = replace(evidence, stacks=_since(evidence.stacks, diagnosis.findings[0].time if diagnosis.findings else None))
     states = dict(diagnosis.states)
     findings = tuple(_finding(finding, evidence, states) for finding in diagnosis.findings[:MAX_FINDINGS])
     parted = next((finding for finding in diagnosis.findings if finding.divergence), None)
@@ -68,6 +74,13 @@ def build_report(evidence: Evidence, diagnosis: Diagnosis, timing: Timing) -> Re
         waits=waits,
         lateness=build_lateness(evidence),
         ddp=build_ddp(evidence),
+    )
+
+
+def _since(stacks: Sequence[RankStacks], parted: int | None) -> tuple[RankStacks, ...]:
+    """Without stacks that are older than the fault: where a rank was that was slow at the start says nothing about it."""
+    return tuple(
+        sample for sample in stacks if sample.time is None or parted is None or sample.time >= parted - TAKES_AT_MOST_NS
     )
 
 

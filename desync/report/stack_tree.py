@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from desync.model import Frame
-from desync.report.frames import is_main
+from desync.report.frames import MAX_FRAMES, is_main
 from desync.report.model import MergedStack
 from desync.report.view import telling_stacks
 
@@ -64,7 +64,8 @@ def build_trees(stacks: Sequence[MergedStack], culprits: Sequence[int]) -> tuple
 def _add(root: _Node, stack: MergedStack) -> None:
     node = root
     node.ranks.update(stack.ranks)
-    for frame in reversed(stack.frames):
+    # A report that desync did not write may have more, and every frame at which stacks part is a level of the page.
+    for frame in reversed(stack.frames[:MAX_FRAMES]):
         node = node.children.setdefault(frame, _Node())
         node.ranks.update(stack.ranks)
     node.ends.update(stack.ranks)

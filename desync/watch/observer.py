@@ -14,7 +14,7 @@ import psutil
 from desync.evidence.journals import JournalFolder, RankProcess
 from desync.evidence.run_directory import JOURNALS, STACKS
 from desync.journal.reader import Pulse
-from desync.model import Activity, Evidence, Exit, Job, RankStacks
+from desync.model import Activity, Evidence, Exit, Job, RankStacks, Trace
 from desync.stacks import faults
 from desync.stacks.pyspy import TakenStacks, take
 from desync.watch.activity import ActivityTracker, ProcessSampler
@@ -164,29 +164,34 @@ class Observer:
     def evidence(self, *, ended: bool = False, attempt: int | None = None) -> Evidence:
         """All that is known now of the newest (or the given) attempt."""
         wanted = self.attempt if attempt is None else attempt
-        stacks: tuple[RankStacks, ...] = tuple(self.stacks[rank] for rank in sorted(self.stacks))
-        notes = self._stack_notes
+        notes, left = self._stack_notes, faults.FaultStacks()
         if ended or self._exit_watch.exits():
             left = self._left_behind(wanted)
-            seen = {stack.rank for stack in stacks}
-            stacks = (*stacks, *(stack for stack in left.stacks if stack.rank not in seen))
             notes += tuple(f"rank {rank} wrote: {words}" for rank, words in sorted(left.fatal.items()))
         found = self.folder.evidence(
             self.job,
             activities=self.activities(),
             exits=self.exits(wanted),
-            stacks=stacks,
             observed_at=time.time_ns(),
             ended=ended,
             hang_after_ns=self._hang_after_ns,
             attempt=wanted,
             notes=notes,
         )
+        taken: tuple[RankStacks, ...] = tuple(self.stacks[rank] for rank in sorted(self.stacks))
+        known = {stack.rank for stack in taken} - _went_on(taken, found.traces)
+        found = replace(found, stacks=(*taken, *(stack for stack in left.stacks if stack.rank not in known)))
         return replace(found, memory=dict(self._memory))
 
     def _left_behind(self, attempt: int | None) -> faults.FaultStacks:
         ranks = {process.pid: rank for rank, process in self._local(attempt).items()}
         return faults.read_folder(self._fault_folder, attempt or 0, ranks)
+
+
+def _went_on(stacks: Iterable[RankStacks], traces: Iterable[Trace]) -> set[int]:
+    """Ranks that entered an operation after their stack was taken: it tells where they were, and not where they died."""
+    entered = {trace.rank: trace.operations.entered[-1] for trace in traces if len(trace.operations)}
+    return {stack.rank for stack in stacks if stack.time is not None and entered.get(stack.rank, 0) > stack.time}
 
 
 class _Awaited:

@@ -89,4 +89,4 @@ def headline(report: Report) -> str:
     if not report.findings:
         return verdict.status.value
     who = f", {ranks_phrase(verdict.culprit_ranks)}" if verdict.culprit_ranks else ""
-    return f"{verdict.status.value} ({verdict.cause.value}, {verdict.certainty.value}{who}): {verdict.summary.rstrip('.')}"
+    return f"{verdict.status.value} ({verdict.cause.value}, {verdict.certainty.value}{who})"

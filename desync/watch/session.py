@@ -145,6 +145,7 @@ class Session:
     def _kill(self) -> None:
         self._killed_hung = True
         self.voice.say("ending the hung job (--on-hang kill)")
+        self.watchdog.add_note("desync ended the hung job (--on-hang kill): SIGTERM and SIGKILL are its own")
         self._end_tree()
 
     def _end_tree(self) -> None:

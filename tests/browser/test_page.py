@@ -89,7 +89,7 @@ FIRST_SCREEN = {
     "exception": ["rank 1", "all_reduce 17", "data.py:31 in collate", "Fix the exception", "never came"],
     "killed": ["rank 2", "gpu-2", "SIGKILL", "all_reduce 17"],
     "deadlock_of_sends": ["ranks 0-1", "send 2", "train.py:42", "Let one of them receive first", "send →1"],
-    "circle_of_groups": ["all_reduce 1 of group 1", "all_reduce 1 of group 2", "train.py:42", "waiting, group 2", "in one order"],
+    "circle_of_groups": ["all_reduce 1 of group 1", "all_reduce 1 of group 2", "train.py:42", "waiting, group 2", "one order"],
     "healthy": ["healthy", "Nothing is wrong", "All 4 ranks"],
 }
 

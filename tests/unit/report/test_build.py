@@ -279,3 +279,38 @@ def test_in_a_circle_over_two_groups_each_rank_is_shown_where_it_waits() -> None
     cell = report.window.rows[1].cells[0]
     assert cell is not None
     assert (cell.state, cell.op, cell.group) == (CellState.ABSENT, "all_reduce", "2")
+
+
+def test_a_stack_from_before_the_fault_is_none_of_it() -> None:
+    sample = samples.uneven_inputs()
+    finding = replace(sample.diagnosis.findings[0], time=START)
+    old = tuple(replace(stack, time=START - 20_000_000_000) if stack.rank == 2 else stack for stack in sample.evidence.stacks)
+
+    report = build_report(replace(sample.evidence, stacks=old), diagnosis([finding], sample.diagnosis.states), Timing())
+
+    assert {rank for stack in report.stacks for rank in stack.ranks} == {0, 1, 3}
+    assert report.verdict.places[0].role is Role.LAST
+
+
+def test_the_picture_of_a_circle_has_everybody_in_it_and_what_each_is_in() -> None:
+    sample = samples.circle_of_groups()
+    group = Group("3", (0, 2))
+    first = sample.evidence.traces[0]
+    third = trace(2, [Step(GRADIENTS, 1), Step(GRADIENTS, 1, "3", done=None)], groups={"3": group})
+    away = trace(3, [Step(GRADIENTS, 1)])
+    # Rank 0 waits for rank 1 in one group, and a thread of it in another group for rank 2, which waits there for nobody.
+    inside = trace(0, [Step(GRADIENTS, 1), Step(GRADIENTS, 1, "3", done=None), Step(GRADIENTS, 1, "1", done=None)])
+    inside = replace(inside, groups={**first.groups, "3": group})
+    third = replace(third, operations=table([Step(GRADIENTS, 1)]))
+
+    evidence = replace(sample.evidence, traces=(inside, sample.evidence.traces[1], third, away))
+    window = build_report(evidence, sample.diagnosis, Timing()).window
+
+    assert window is not None
+    assert window.columns[window.at] == "now"
+    now = {rank: row.cells[window.at] for row in window.rows for rank in row.ranks}
+    assert set(now) == {0, 1, 2}
+    assert [(cell.state, cell.group) for cell in (now[0], now[1]) if cell] == [
+        (CellState.WAITING, "1"),
+        (CellState.WAITING, "2"),
+    ]

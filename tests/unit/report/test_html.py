@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from desync import __version__
-from desync.model import AtDivergence, Evidence, OperationState, RankState, Tensors
+from desync.model import AtDivergence, Evidence, Frame, OperationState, RankState, Tensors
 from desync.report.build import build_report
 from desync.report.html import render_html
 from desync.report.json_format import from_json, to_json
-from desync.report.model import Report, Timing
+from desync.report.model import MergedStack, Report, Timing
 from tests.unit.report import ddp_samples
 from tests.unit.report import report_samples as samples
 from tests.unit.report.report_samples import GRADIENTS, MS, PROJECT, START, Sample, Step, diagnosis, job, steps, trace
@@ -195,10 +195,20 @@ def test_many_ranks_that_all_differ_make_a_page_of_bounded_size(size: int) -> No
     assert page.text.count("node-") >= size
 
 
+def test_a_foreign_report_with_endless_stacks_is_rendered_all_the_same() -> None:
+    frames = tuple(Frame("f", "/data/x.py", line) for line in range(1, 3000))
+    stacks = tuple(MergedStack((rank,), "py-spy", "MainThread", frames[-10 * rank - 1 :]) for rank in range(250))
+
+    text = render_html(replace(samples.uneven_inputs().report(), stacks=stacks), PROJECT)
+
+    assert "x.py:2999" in text
+    assert len(text) < 2_000_000
+
+
 def test_the_page_says_who_which_line_and_what_to_change_first() -> None:
     text = page_of(samples.uneven_inputs().report()).text
 
-    words = ["The job hangs, probably because of rank 2", "train.py:84", "all_reduce 17", "train.py:42", "Give every rank", "Where they part"]
+    words = ["hangs, probably because of rank 2", "train.py:84", "all_reduce 17", "train.py:42", "Give every", "Where they"]
     places = [text.index(word) for word in words]
     assert places == sorted(places)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,8 @@ def test_a_hang_is_reported_with_stacks_and_the_whole_job_ended(tmp_path: Path) 
     assert report["timing"]["stacks_after_s"] >= report["timing"]["detected_after_s"] >= 0
     shown = watched.text("err")
     assert shown.index("taking stacks") < shown.index("Where they part") < shown.index("ending the hung job")
+    assert re.fullmatch(r"desync: hang \(.{1,60}\); report: .*/run/report\.html", shown.splitlines()[-1])
+    assert any("desync ended the hung job" in note for note in report["notes"])
     assert watched.ranks_alive() == 0
 
 

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from desync.journal.layout import Flag, RecordType
+from desync.journal.writer import JournalWriter
+from desync.model import Frame, Job, RankStacks, Stack
+from desync.stacks.pyspy import TakenStacks
+from desync.watch.observer import Observer
+
+SECOND = 1_000_000_000
+FAULT = 'Fatal Python error: Aborted\n\nCurrent thread 0x00007f0000000001 (most recent call first):\n  File "a.py", line 7 in f\n'
+
+
+@pytest.mark.parametrize(("entered_s", "sources"), [(-1, ["py-spy"]), (1, ["py-spy", "faulthandler"])])
+def test_what_a_dying_rank_left_counts_if_it_went_on_after_its_stack_was_taken(
+    entered_s: int, sources: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "journals").mkdir()
+    (tmp_path / "stacks").mkdir()
+    pid = os.getpid()
+    writer = JournalWriter(str(tmp_path / "journals" / f"a0.{socket.gethostname()}.{pid}.journal"))
+    writer.identify(0, 1)
+    group = writer.intern("group", {"name": "0", "ranks": [0], "backend": "gloo"}, key="0")
+    call = writer.intern("call", {"op": "barrier", "kind": "collective", "in": [[], [], 0], "out": [[], [], 0]}, key="barrier")
+    now = time.monotonic_ns() + entered_s * SECOND
+    writer.operation(RecordType.OPERATION | Flag.COMPLETION_KNOWN, group, 1, call, 0, 0, 0, 7, 0, now)
+    (tmp_path / "stacks" / f"a0.{pid}.fault").write_text(FAULT)
+    taken = RankStacks(0, "py-spy", time.time_ns(), (Stack("MainThread", (Frame("f", "a.py", 3),)),))
+    observer = Observer(tmp_path, Job(world_size=1), SECOND, take_stacks=lambda *_: TakenStacks((taken,)))
+
+    observer.refresh()
+    observer.take_stacks({0: pid}, 1.0, native=False)
+    found = observer.evidence(ended=True)
+    observer.close()
+
+    assert [stack.source for stack in found.stacks] == sources
