@@ -18,6 +18,7 @@ NAME = "inspect"
 HELP = "look at a job that hangs now and was started without desync"
 
 MAX_LISTED = 8
+MAX_COMMAND = 80
 LONGEST_S = 3600.0
 
 
@@ -117,7 +118,9 @@ def _spoken(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> Report:
     if diagnosis.findings or is_recorded(evidence):
         return report
     moves = diagnosis.status is Status.HEALTHY
-    advice = "" if moves else "Look again, for longer (--for 15), or with `desync watch` from the start of the job."
+    elsewhere = len(evidence.traces) < (evidence.job.world_size or 0)
+    advice = "Look on the other machines as well" if elsewhere else "Look again, for longer (--for 15)"
+    advice = "" if moves else f"{advice}; `desync watch` from the start of the job shows more."
     verdict = replace(
         report.verdict,
         status=diagnosis.status,
@@ -155,7 +158,8 @@ _HIDDEN = "name a PID; ranks of other users are seen only as root (sudo), those 
 
 def _named(job: LivingJob) -> str:
     pid = job.launcher if job.launcher is not None else min(job.pids.values())
-    return f"desync inspect {pid} ({len(job.pids)} ranks of {' '.join(job.command)[:60] or 'a program'})"
+    words = " ".join(os.path.basename(word) if word.startswith("/") else word for word in job.command)
+    return f"desync inspect {pid} ({len(job.pids)} ranks of {words[:MAX_COMMAND] or 'a program'})"
 
 
 def _command(pid: int) -> str:

@@ -15,6 +15,7 @@ from desync.report.model import FindingEntry, MergedStack, Report
 from desync.report.page import Page, joined
 from desync.report.table import most_telling, render_table, what_it_shows
 from desync.report.text import SENTENCE, place, rank_set, ranks_phrase
+from desync.report.tree_text import MAX_LINES, tree_lines
 
 MAX_EVIDENCE = 8
 MAX_FINDINGS = 6
@@ -38,7 +39,7 @@ def render(report: Report, console: Console, base: str | None = None) -> None:
     page = Page(console)
     root = os.getcwd() if base is None else base
     if not report.findings:
-        _quiet(page, report)
+        _quiet(page, report, root)
         return
     _verdict(page, report)
     _facts(page, report, root)
@@ -63,16 +64,29 @@ def _status(report: Report) -> Text:
     return Text(status.value.upper(), style=f"bold {_COLOURS[status]}")
 
 
-def _quiet(page: Page, report: Report) -> None:
-    """A report without findings takes two or three lines."""
+def _quiet(page: Page, report: Report, root: str) -> None:
+    """A report without findings takes two or three lines, and the stacks if somebody looked at them."""
     page.line(joined(_status(report), Text("  "), page.text(report.verdict.summary, limit=SENTENCE)))
     if report.verdict.advice:
         page.line(page.text(report.verdict.advice, limit=SENTENCE), "  ")
     if report.job.world_size:
         page.line(page.text(page.join(*view.job_line(report)), "dim"), "  ")
+    _tree(page, report, root)
     for note in report.notes[:MAX_NOTES]:
         page.line(page.text(note, "dim"), "  note: ", "    ")
     page.rest(len(report.notes) - MAX_NOTES)
+
+
+def _tree(page: Page, report: Report, root: str) -> None:
+    """All stacks as one tree: where nobody is odd, what the ranks have in common tells most."""
+    lines = tree_lines(report.stacks, (), root)
+    if not lines:
+        return
+    page.heading("Stacks", ", ".join(["outermost first", *sorted({stack.source for stack in report.stacks})]))
+    for line in lines[:MAX_LINES]:
+        page.line(page.text(line.text, "" if line.strong else "dim"), "  " * (line.depth + 1))
+    page.rest(len(lines) - MAX_LINES)
+    page.blank()
 
 
 def _verdict(page: Page, report: Report) -> None:

@@ -214,7 +214,9 @@ def motion(
     if not second.is_main or ran is None or part is None:
         return Motion.UNKNOWN
     if not ran:
-        return Motion.FROZEN
+        # A backward's work can be that of other threads.
+        works = second.call.op == BACKWARD and used.motion is Motion.MOVING
+        return Motion.MOVING if works else Motion.FROZEN
     # A backward that keeps a core busy computes, most likely.
     return Motion.UNKNOWN if part > SPINS and second.call.op != BACKWARD else Motion.MOVING
 
@@ -288,7 +290,7 @@ def _went(one: _Rank) -> Claim:
     places = list(dict.fromkeys(_place(where) for where in seen))
     # A backward, or a wait, may as well have been work of its own.
     inside = next((w.call.op for w in seen if w.call is not None and w.call.op not in (BACKWARD, WAIT)), None)
-    return Claim(ClaimKind.MOVING, (one.rank,), f"moves: seen {', then '.join(places)}" if places else "moves", op=inside)
+    return Claim(ClaimKind.MOVING, (one.rank,), f"moves; {', then '.join(places)}" if places else "moves", op=inside)
 
 
 def _place(where: Standing) -> str:
