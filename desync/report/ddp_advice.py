@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from desync.model import DdpModule, MarkKind, Trace
 from desync.report.model import DdpEntry
 from desync.report.text import count
+from desync.report.units import size
 
 LONG_TAIL = 0.15
 """A tail of more than this share of the step is worth a change."""
@@ -76,7 +77,7 @@ def _unused(seen: _Seen) -> str | None:
         return None
     if unused:
         return (
-            f"find_unused_parameters=True is needed: in the iteration that torch looked at last, parameters of {unused} bytes "
+            f"find_unused_parameters=True is needed: in the iteration that torch looked at last, parameters of {size(unused)} "
             "had no gradient. Taking them out of the model, or freezing them, would save the search."
         )
     return (
@@ -96,12 +97,12 @@ def _static(seen: _Seen) -> str | None:
 
 def _one_bucket(seen: _Seen) -> str | None:
     buckets = seen.entry.buckets
-    size = buckets[0].bytes if buckets else None
-    if len(buckets) != 1 or not size or size < SMALL_BUCKET:
+    whole = buckets[0].bytes if buckets else None
+    if len(buckets) != 1 or not whole or whole < SMALL_BUCKET:
         return None
     return (
-        f"All gradients ({size / 2**20:.3g} MiB) are in one bucket, so that no communication can begin before the last "
-        f"gradient is ready. A bucket_cap_mb of {max(1, round(size / 2**20 / 4))} would make about four."
+        f"All gradients ({size(whole)}) are in one bucket, so that no communication can begin before the last "
+        f"gradient is ready. A bucket_cap_mb of {max(1, round(whole / 2**20 / 4))} would make about four."
     )
 
 
@@ -113,6 +114,12 @@ def _tail(seen: _Seen) -> str | None:
     share = f"{100 * times.tail_s / times.step_s:.0f} % of the step is communication that no computation hides"
     if waiting:
         return f"{share}, most of it waiting for a rank that comes later: balance the ranks' work before tuning buckets."
+    total = sum(bucket.bytes or 0 for bucket in seen.entry.buckets)
+    if 0 < total < SMALL_BUCKET:
+        return (
+            f"{share}: all gradients together are {size(total)}, so that what takes the time is the way there and back. Only "
+            "fewer synchronisations help: larger batches, or gradient accumulation inside model.no_sync()."
+        )
     return f"{share}. Try other bucket sizes: tools/bucket_sweep.py measures them; or a comm hook that sends fewer bytes."
 
 
@@ -124,11 +131,11 @@ def _many_small(seen: _Seen) -> str | None:
 
 
 def _bucket_view(seen: _Seen) -> str | None:
-    size = seen.module.torch.get("total_parameter_size_bytes")
-    if seen.entry.gradient_as_bucket_view is not False or not isinstance(size, int):
+    total = seen.module.torch.get("total_parameter_size_bytes")
+    if seen.entry.gradient_as_bucket_view is not False or not isinstance(total, int) or total < SMALL_BUCKET:
         return None
     return (
-        f"gradient_as_bucket_view=True would let gradients live in the buckets: {size / 2**20:.3g} MiB less memory on each "
+        f"gradient_as_bucket_view=True would let gradients live in the buckets: {size(total)} less memory on each "
         "rank, and no copying back after the all_reduce."
     )
 

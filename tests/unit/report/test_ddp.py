@@ -9,6 +9,7 @@ import pytest
 from desync.model import Evidence
 from desync.report.build import build_report
 from desync.report.ddp import build_ddp
+from desync.report.ddp_advice import advise
 from desync.report.ddp_picture import draw
 from desync.report.ddp_text import render_ddp
 from desync.report.json_format import from_json, to_json
@@ -89,6 +90,19 @@ def test_advice_says_what_the_records_show_and_only_that() -> None:
         "them; or a comm hook that sends fewer bytes."
     )
     assert "waiting for a rank that comes later" in advice(training(late_ns=20 * MS, ranks=5))
+
+
+def test_a_model_too_small_to_fill_a_bucket_is_not_told_to_tune_buckets() -> None:
+    evidence = training(torch={**TORCH, "total_parameter_size_bytes": 8400})
+    (entry,) = build_ddp(evidence)
+    small = replace(entry, buckets=tuple(replace(one, bytes=4200) for one in entry.buckets))
+
+    said = "\n".join(advise(small, evidence.traces[0].ddp[0], evidence.traces[0]).advice)
+
+    assert "all gradients together are 8.2 KiB" in said
+    assert "fewer synchronisations" in said
+    assert "bucket_sweep" not in said
+    assert "gradient_as_bucket_view" not in said
 
 
 def test_the_text_is_the_kept_one_also_from_report_json_alone() -> None:

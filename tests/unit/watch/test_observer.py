@@ -14,7 +14,11 @@ from desync.stacks.pyspy import TakenStacks
 from desync.watch.observer import Observer
 
 SECOND = 1_000_000_000
-FAULT = 'Fatal Python error: Aborted\n\nCurrent thread 0x00007f0000000001 (most recent call first):\n  File "a.py", line 7 in f\n'
+FAULT = """Fatal Python error: Aborted
+
+Current thread 0x00007f0000000001 (most recent call first):
+  File "a.py", line 7 in f
+"""
 
 
 @pytest.mark.parametrize(("entered_s", "sources"), [(-1, ["py-spy"]), (1, ["py-spy", "faulthandler"])])
