@@ -1,7 +1,8 @@
 """Jobs that never ran: random programs on simulated ranks, with a known fault or none, diagnosed and judged.
 
 Every kind of fault gets its share of the jobs, and so do jobs without one and jobs with two on different ranks.  A third of the
-jobs are looked at before their end, a third have lost the beginning of their records.
+jobs are looked at before their end, a third have lost the beginning of their records.  Where a rank has ended, half of the jobs
+are looked at when its peers have failed for it and the launcher has ended the rest.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def played(seed: int, kinds: tuple[str, ...], turns: tuple[int, int] = (2, 6)) -
     return simulator, rng
 
 
-def play(seed: int, kinds: tuple[str, ...]) -> Outcome | None:
-    """One job: played, observed at its end or at a random point before, with whole rings or cut ones, and judged."""
+def play(seed: int, kinds: tuple[str, ...], rings_cut: bool = True) -> Outcome | None:
+    """One job: played, observed at its end or at a random point before, with whole rings or (some) cut ones, and judged."""
     found = played(seed, kinds)
     if found is None:
         return None
@@ -94,9 +95,12 @@ def play(seed: int, kinds: tuple[str, ...]) -> Outcome | None:
     cut = rng.random() < 0.3
     until = rng.randint(START, simulator.end) if cut else simulator.end + 1
     longest = max(len(rank.rows) for rank in simulator.ranks)
-    dropped = [rng.randint(0, longest // 2) for _ in simulator.ranks] if rng.random() < 0.3 else None
-    seen = evidence(simulator, until, dropped)
+    dropped = [rng.randint(0, longest // 2) for _ in simulator.ranks] if rings_cut and rng.random() < 0.3 else None
     showed = [] if cut else [truth for truth in simulator.plan.truths if shows(simulator, truth)]
+    if not cut and rng.random() < 0.5 and simulator.break_down():
+        # Whoever stood still has been ended like all the others: that it did can no longer be seen.
+        showed = [truth for truth in showed if truth.cause not in (Cause.STALLED_RANK, Cause.SLOW_RANK)]
+    seen = evidence(simulator, until, dropped)
     verdict, detail = judge(simulator.plan, diagnose(seen), showed)
     return Outcome(kinds, seed, verdict, detail)
 

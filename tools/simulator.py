@@ -94,7 +94,7 @@ class _Row:
     seq: int
     entered: int
     completed: int = 0
-    failed: bool = False
+    failed_at: int = 0
 
 
 @dataclass
@@ -128,6 +128,8 @@ class Simulator:
         self.ranks = [_Rank(number, program) for number, program in enumerate(plan.programs)]
         self.board: dict[tuple[str, int], dict[int, _Row]] = defaultdict(dict)
         self.pairs: dict[tuple[str, int, int, int], dict[str, _Row]] = defaultdict(dict)
+        self.over = False
+        """Whether the launcher has ended what was left of the job."""
 
     def run(self) -> None:
         """Play to the end."""
@@ -215,6 +217,36 @@ class Simulator:
             for each in pair.values():
                 each.completed = done
 
+    def break_down(self) -> bool:
+        """What the end of a rank leads to: errors in its peers, one after the other, and the launcher ends the rest.
+
+        Returns whether there is any such end.
+        """
+        gone = {rank.number for rank in self.ranks if rank.ended}
+        if not gone:
+            return False
+        moment = self.end
+        while victims := [rank for rank in self.ranks if self._loses(rank, gone)]:
+            moment += MILLISECOND
+            for rank in victims:
+                assert rank.blocked is not None
+                rank.blocked.failed_at = moment
+                rank.ended = (Do("raise", line=rank.blocked.do.line, words="Connection closed by peer [127.0.0.1]"), moment)
+                gone.add(rank.number)
+        for rank in self.ranks:
+            done = rank.at >= len(rank.program) and rank.blocked is None and not rank.stalled
+            if rank.ended is None and not done:
+                rank.ended = (Do("terminate"), moment + MILLISECOND)
+        self.over = True
+        return True
+
+    def _loses(self, rank: _Rank, gone: set[int]) -> bool:
+        row = rank.blocked
+        if row is None or row.completed or rank.ended:
+            return False
+        others = {row.do.peer} if row.do.peer is not None else set(self.plan.groups[row.do.group])
+        return bool(others & gone)
+
     def is_awaited(self, other: _Rank) -> bool:
         """Whether a rank is in an operation to which another has not come."""
         for rank in self.ranks:
@@ -246,11 +278,12 @@ def evidence(simulator: Simulator, until: int, dropped: list[int] | None = None,
     watched = [rank for rank in ranks if now > simulator.end and rank.ended is None]
     activities = {rank.number: _activity(rank) for rank in watched}
     return Evidence(
-        job=Job(world_size=len(ranks)),
+        job=Job(world_size=len(ranks), exit_code=1 if simulator.over else None),
         traces=traces,
         activities=activities,
         stacks=tuple(_stacks(rank, now) for rank in watched),
         observed_at=now,
+        ended=simulator.over,
         hang_after_ns=HANG_AFTER,
         loops={FILE: plan.loops} if plan.loops else {},
     )
@@ -298,6 +331,8 @@ def _end(ended: tuple[Do, int] | None, operations: int) -> tuple[Exit | None, Ma
     do, at = ended
     if do.what == "kill":
         return Exit(at, -9), None
+    if do.what == "terminate":
+        return Exit(at, -15), None
     if do.what == "exit":
         return Exit(at, 0, announced=True), None
     frames = (Frame("main", FILE, do.line or 1),)
@@ -340,7 +375,7 @@ def _table(plan: Plan, rows: list[_Row], now: int) -> OperationTable:
         columns["thread"].append(1)
         columns["entered"].append(row.entered)
         columns["returned"].append(row.entered + 1000)
-        columns["completed"].append(row.completed if row.completed <= now else 0)
+        columns["completed"].append(-row.failed_at if row.failed_at else row.completed if row.completed <= now else 0)
     return OperationTable(calls=tuple(calls), groups=tuple(groups), **columns)
 
 
