@@ -41,7 +41,7 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
     blocks = all(operation.call.is_async is False for operation, _ in links)
     if cause is Cause.P2P_MISMATCH and (found := blame(board, cycle)) is not None:
         # The circle is proven; who is to blame for it is not.
-        culprits, lines, blocks = (found.rank,), (*found.evidence, *lines), False
+        culprits, lines, cause, blocks = (found.rank,), (*found.evidence, *lines), found.cause, False
     summary = "; ".join(
         f"{named(parting.pending)} {verb(parting.pending, 'waits', 'wait')} in {called(operation)} of group {operation.group} "
         f"for {named(waits_for)}"
@@ -95,5 +95,13 @@ def _cause(cycle: tuple[Parting, ...], culprits: tuple[int, ...], history: Histo
 def _culprits(cycle: tuple[Parting, ...], history: History) -> tuple[int, ...]:
     """The ranks that came here on another way than they and the others do; nobody where that does not tell them apart."""
     ranks = sorted({rank for parting in cycle for rank in parting.pending})
-    strayed = tuple(rank for rank in ranks if history.strayed(rank))
+    strayed = tuple(rank for rank in ranks if history.strayed(rank) and not _left_the_loop(rank, ranks, history))
     return strayed if len(strayed) == 1 and len(ranks) > 1 else ()
+
+
+def _left_the_loop(rank: int, ranks: list[int], history: History) -> bool:
+    """Whether a rank is, for the first time, where others are as well: it may only have come to the end of its loop."""
+    newest = history.newest(rank)
+    if newest is None or history.times(rank, newest) > 1:
+        return False
+    return any(history.knows(other, newest) for other in ranks if other != rank)

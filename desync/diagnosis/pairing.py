@@ -6,16 +6,16 @@ how many partners agree against one rank, and what each rank did in the turns be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from desync.diagnosis.advice import FORGOTTEN
 from desync.diagnosis.board import Board, GroupBoard
 from desync.diagnosis.frontier import Parting
+from desync.diagnosis.ways import Astray, Step, Way, step_of, way_of
 from desync.diagnosis.words import called, named, place
 from desync.model import (
     AtDivergence,
-    CallSite,
     Cause,
     Certainty,
     Divergence,
@@ -41,11 +41,30 @@ class Blame:
 
     rank: int
     evidence: tuple[str, ...]
+    cause: Cause = Cause.P2P_MISMATCH
 
 
 def blame(board: Board, cycle: Sequence[Parting]) -> Blame | None:
     """Who is at fault for a circle that sends or recvs are part of; None where that cannot be told."""
-    return _short_of_several(board, cycle) or _out_of_habit(board, cycle)
+    lacks = list(_lacks(board))
+    ranks = {rank for parting in cycle for rank in parting.pending} | {lack.waiter for lack in lacks}
+    ways = {rank: way_of(board.traces[rank]) for rank in ranks}
+    astray = [(rank, way.astray) for rank, way in ways.items() if way.astray is not None]
+    if len(astray) == 1 and all(way.known for way in ways.values()):
+        return _left_its_way(*astray[0])
+    if astray:
+        return None
+    return _short_of_several(lacks, cycle, ways) or _out_of_habit(board, cycle)
+
+
+def _left_its_way(rank: int, astray: Astray) -> Blame:
+    left_out = astray.left_out
+    cause = Cause.P2P_MISMATCH
+    if left_out and not any(step.is_p2p for step in left_out):
+        cause = Cause.SKIPPED_COLLECTIVE
+    words = [f"{named([rank])} left out {_told(step)}, which it made in every turn before" for step in left_out[:4]]
+    other = f"{named([rank])} went from {_told(astray.before)} to {_told(astray.call)}, as never before"
+    return Blame(rank, tuple(dict.fromkeys(words)) or (other,), cause)
 
 
 # --- several partners against one
@@ -81,25 +100,27 @@ def _lacks(board: Board) -> Iterator[Lack]:
             yield Lack(ahead.rank, short.rank, operation, short.last)
 
 
-def _short_of_several(board: Board, cycle: Sequence[Parting]) -> Blame | None:
-    """The one rank that has done less than at least two others count on, directly or through each other."""
-    lacks = list(_lacks(board))
+def _short_of_several(lacks: Sequence[Lack], cycle: Sequence[Parting], ways: Mapping[int, Way]) -> Blame | None:
+    """The one rank that has done less than at least two others count on, directly or through each other.
+
+    It has gone on to where it waits for them, and not many others with it.  A rank that is where it always is after what it
+    did before may be held there by somebody else's fault.
+    """
     waiters = {lack.waiter for lack in lacks}
     roots = {lack.short for lack in lacks} - waiters
-    if len(roots) != 1 or len(waiters) < MIN_RANKS - 1:
+    if len(roots) != 1:
         return None
     (root,) = roots
-    elsewhere = {rank for parting in cycle if parting.board.kind != "p2p" for rank in parting.pending}
-    if root not in elsewhere or len(elsewhere - {root}) >= len(waiters):
+    meeting = next((here for here in cycle if here.board.kind == "collective" and root in here.pending), None)
+    if meeting is None or ways[root].known:
+        return None
+    against = waiters.intersection(meeting.absent)
+    if len(against) < MIN_RANKS - 1 or len(against) < len(meeting.came):
         return None
     return Blame(root, tuple(dict.fromkeys(str(lack) for lack in lacks)))
 
 
 # --- one that did not do as before
-
-Step = tuple[str, int | None, str, CallSite | None]
-"""A call as a step of a turn: operation, partner, group, line."""
-
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -125,7 +146,7 @@ def _out_of_habit(board: Board, cycle: Sequence[Parting]) -> Blame | None:
     ranks = meeting.group.ranks
     if operation is None or len(ranks) < MIN_RANKS or any(rank not in board.traces for rank in ranks):
         return None
-    turns = {rank: _turn(board.traces[rank], _step(operation)) for rank in ranks}
+    turns = {rank: _turn(board.traces[rank], step_of(operation.call, operation.group)) for rank in ranks}
     odd = [rank for rank, turn in turns.items() if turn is not None and turn.changed]
     if len(odd) != 1 or None in turns.values():
         return None
@@ -142,14 +163,8 @@ def _what_changed(rank: int, turn: Turn) -> tuple[str, ...]:
 
 
 def _told(step: Step) -> str:
-    op, peer, _, site = step
-    partner = "" if peer is None else f" {'to' if op == 'send' else 'from'} rank {peer}"
-    return f"{op}{partner} at {place(site)}"
-
-
-def _step(operation: Operation) -> Step:
-    call = operation.call
-    return call.op, call.peer, operation.group, call.site
+    partner = "" if step.peer is None else f" {'to' if step.op == 'send' else 'from'} rank {step.peer}"
+    return f"{step.op}{partner} at {place(step.site)}"
 
 
 def _turn(trace: Trace, meeting: Step) -> Turn | None:
@@ -157,13 +172,14 @@ def _turn(trace: Trace, meeting: Step) -> Turn | None:
     table = trace.operations
     turns: list[list[Step]] = [[]]
     for index in range(max(0, len(table) - REACH), len(table)):
-        operation = table.row(trace.rank, index)
-        if operation.call.kind is Kind.GROUP:
+        call = table.calls[table.call[index]]
+        if call.kind is Kind.GROUP:
             continue
-        if _step(operation) == meeting:
+        step = step_of(call, table.groups[table.group[index]])
+        if step == meeting:
             turns.append([])
         else:
-            turns[-1].append(_step(operation))
+            turns[-1].append(step)
     # What comes before the first meeting is no whole turn, or not one alone.
     past, now = turns[1:-1], turns[-1]
     over = not now

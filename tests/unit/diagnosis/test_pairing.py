@@ -112,6 +112,48 @@ def test_ranks_without_a_past_or_with_one_that_changes_are_not_blamed():
     assert told(turns(changed))[2] == ()
 
 
+PAIR = {"default_pg": (0, 1, 2, 3), "pair": (0, 1)}
+SUM = Op(line=10)
+OWN = Op(line=15, group="pair")
+
+
+def ring_after_sums(rank, left_out=()):
+    """A turn with a sum of all, one of the pair, and a send to the next rank."""
+    sums = [SUM, OWN] if rank in PAIR["pair"] and "own" not in left_out else [SUM]
+    steps = [send((rank + 1) % 4), recv((rank - 1) % 4)]
+    return [*sums, *(steps if rank % 2 == 0 else reversed(steps))]
+
+
+def held(operations):
+    """The same operations, of which the last does not end."""
+    return [*operations[:-1], replace(operations[-1], done=False)]
+
+
+def test_a_rank_that_left_a_collective_out_before_its_send():
+    """0 goes to its send without the pair's sum; 1 waits for it there, and so 2 and 3 wait for them: 1 is as it always was."""
+    last = {0: [SUM, send(1)], 1: [SUM, OWN], 2: [SUM, send(3), recv(1)], 3: [SUM, recv(2), send(0)]}
+    ranks = [trace(rank, [*ring_after_sums(rank) * 3, *held(last[rank])], groups=PAIR) for rank in range(4)]
+    evidence = job(*ranks, frozen=range(4))
+    assert told(evidence) == (Cause.SKIPPED_COLLECTIVE, Certainty.LIKELY, (0,))
+    assert diagnose(evidence).findings[0].evidence[0] == (
+        "rank 0 left out all_reduce at train.py:15 in main, which it made in every turn before"
+    )
+
+
+def test_in_the_first_turn_nobody_can_be_told():
+    last = {0: [SUM, send(1)], 1: [SUM, OWN], 2: [SUM, send(3), recv(1)], 3: [SUM, recv(2), send(0)]}
+    evidence = job(*(trace(rank, held(last[rank]), groups=PAIR) for rank in range(4)), frozen=range(4))
+    assert told(evidence)[2] == ()
+
+
+def test_a_rank_that_comes_to_the_end_of_its_loop_has_not_left_its_way():
+    """In the last turn 1 sends nothing to 2; the others are, for the first time, at what follows the loop."""
+    last = {0: [*ring_after_sums(0), MEET], 1: [SUM, OWN, recv(0), MEET], 2: [SUM, send(3), recv(1)]}
+    last[3] = [*ring_after_sums(3), MEET]
+    ranks = [trace(rank, [*ring_after_sums(rank) * 3, *held(last[rank])], groups=PAIR) for rank in range(4)]
+    assert told(job(*ranks, frozen=range(4)))[2] in ((), (1,))
+
+
 # --- let go of
 
 
