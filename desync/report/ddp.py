@@ -54,7 +54,7 @@ def _entry(evidence: Evidence, first: Trace, module: DdpModule, clocks: Clocks) 
         steps=len(settled),
         measured=measured,
         torch=_said_by_torch(module),
-        picture=_picture(settled),
+        picture=_picture(settled, host_waits="nccl" not in (_backend(first, module) or "")),
     )
     return advise(entry, module, first)
 
@@ -152,14 +152,22 @@ def _buckets(module: DdpModule, found: Sequence[Step]) -> tuple[DdpBucket, ...]:
     return tuple(made)
 
 
-def _picture(found: Sequence[Step]) -> DdpStep | None:
-    """The step nearest to the medians, of those whose buckets were seen to complete if there are any."""
+def _backend(trace: Trace, module: DdpModule) -> str | None:
+    group = trace.groups.get(module.group)
+    return group.backend if group else None
+
+
+def _picture(found: Sequence[Step], host_waits: bool) -> DdpStep | None:
+    """The step nearest to the medians, of those whose buckets were seen to complete if there are any.
+
+    ``host_waits``: backward returns only when all buckets are complete.
+    """
     timed = [step for step in found if step.timed] or list(found)
     if not timed:
         return None
     centre = [statistics.median(map(measure, timed)) for measure in _MEASURES]
     chosen = min(timed, key=lambda step: sum(abs(measure(step) - at) for measure, at in zip(_MEASURES, centre, strict=True)))
-    return _drawn(chosen)
+    return _drawn(chosen, host_waits)
 
 
 _MEASURES: tuple[Callable[[Step], int], ...] = (
@@ -169,11 +177,15 @@ _MEASURES: tuple[Callable[[Step], int], ...] = (
 )
 
 
-def _drawn(step: Step) -> DdpStep:
+def _drawn(step: Step, host_waits: bool) -> DdpStep:
     start = step.forward.time
 
     def since(time: int) -> float:
         return round((time - start) / 1e9, 6)
+
+    def ended(time: int) -> float:
+        # The backend's thread needs the GIL to say that a bucket is complete, and may get it only after backward.
+        return since(min(time, step.backward_end) if host_waits else time)
 
     return DdpStep(
         rank=step.rank,
@@ -187,7 +199,7 @@ def _drawn(step: Step) -> DdpStep:
             BucketSpan(
                 launch.index,
                 since(launch.entered),
-                since(launch.operation.completed) if step.timed and launch.operation.completed else None,
+                ended(launch.operation.completed) if step.timed and launch.operation.completed else None,
             )
             for launch in step.launches[:MAX_BUCKETS]
         ),

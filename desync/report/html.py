@@ -20,7 +20,7 @@ from desync.report.ddp_picture import draw
 from desync.report.ddp_text import STEP_ROWS, hidden_share
 from desync.report.graph import BOX_HEIGHT, BOX_WIDTH, build_graph
 from desync.report.lanes import STATE_WORDS, build_picture
-from desync.report.model import Cell, CellState, DivergenceEntry, Lateness, LatenessEntry, RankAtDivergence, Report
+from desync.report.model import Cell, CellState, Lateness, LatenessEntry, RankAtDivergence, Report
 from desync.report.stack_tree import build_trees
 from desync.report.table import what_it_shows
 from desync.report.text import bounded, clean, place, rank_set, ranks_phrase, seconds, shapes
@@ -43,7 +43,7 @@ _HEADLINES = {
     Status.CRASH: "The job crashed",
     Status.MISMATCH: "The ranks disagree",
     Status.DRIFT: "The replicas drifted apart",
-    Status.SLOW: "Ranks are late",
+    Status.SLOW: "The job is slow",
     Status.HEALTHY: "Nothing is wrong",
     Status.UNKNOWN: "Not enough was seen",
 }
@@ -52,6 +52,7 @@ _BLAME = {
     Certainty.LIKELY: ", probably because of",
     Certainty.POSSIBLE: ", possibly because of",
 }
+_DIFFERS = {Certainty.PROVEN: "", Certainty.LIKELY: "probably ", Certainty.POSSIBLE: "possibly "}
 _CERTAINTIES = {
     Certainty.PROVEN: "the records alone show it",
     Certainty.LIKELY: "something had to be inferred",
@@ -139,8 +140,12 @@ def _context(report: Report, base: str) -> dict[str, Any]:
 def _headline(report: Report) -> str:
     """What happened, and through whom."""
     verdict = report.verdict
-    blame = f"{_BLAME[verdict.certainty]} {view.who(report)}" if verdict.culprit_ranks else ""
-    return f"{_HEADLINES[verdict.status]}{blame}"
+    said, who = _HEADLINES[verdict.status], view.who(report)
+    if not who:
+        return said
+    if verdict.status in (Status.MISMATCH, Status.DRIFT):
+        return f"{said}: {_DIFFERS[verdict.certainty]}{who} differ{'s' if len(verdict.culprit_ranks) == 1 else ''}"
+    return f"{said}{_BLAME[verdict.certainty]} {who}"
 
 
 def _standings(report: Report, base: str) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
@@ -149,7 +154,7 @@ def _standings(report: Report, base: str) -> list[tuple[tuple[int, ...], tuple[s
         return []
     rows: dict[tuple[tuple[str, ...], bool], list[int]] = {}
     for rank, at in report.divergence.by_rank.items():
-        instead = _instead(report, rank) if at.op is None else None
+        instead = _instead(report, rank) if at.state is OperationState.ABSENT else None
         cells = _elsewhere(instead, base) if instead else _standing(report, rank, at, base)
         rows.setdefault((cells, view.is_culprit(report, (rank,))), []).append(rank)
     ordered = sorted(rows.items(), key=lambda item: (not item[0][1], -len(item[1]), item[1]))
@@ -160,7 +165,7 @@ def _standing(report: Report, rank: int, at: RankAtDivergence, base: str) -> tup
     """A rank that called the operation of the divergence, another one at its place, or nothing."""
     return (
         _STANDINGS[at.state],
-        _called(report.divergence, at) if report.divergence else "",
+        _called(at),
         " ".join(filter(None, [at.dtype, shapes(at.shapes)])),
         _arguments(at, at.tag),
         _site(report, rank, at.callsite, base),
@@ -194,12 +199,11 @@ def _arguments(of: RankAtDivergence | Cell, tag: int | None = None) -> str:
     return ", ".join(filter(None, said))
 
 
-def _called(divergence: DivergenceEntry, at: RankAtDivergence) -> str:
-    """The operation that a rank is in; of an absent one it may be its last."""
+def _called(at: RankAtDivergence) -> str:
+    """The operation that a rank called; of one that never came, the last before it."""
     if not at.op:
         return ""
-    behind = at.state is OperationState.ABSENT and at.group == divergence.group and (at.seq or 0) < divergence.seq
-    return f"{'last: ' if behind else ''}{at.op} {at.seq}"
+    return f"{'last: ' if at.state is OperationState.ABSENT else ''}{at.op} {at.seq}"
 
 
 def _site(report: Report, rank: int, frame: Frame | None, base: str) -> str:

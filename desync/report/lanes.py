@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from desync.report.model import Cell, CellState, Report, Window
-from desync.report.table import several_groups, short_op
+from desync.report.table import positions, several_groups, short_op
 from desync.report.text import bounded, place, rank_set, ranks_phrase, shapes
 from desync.report.view import called
 
@@ -113,7 +113,7 @@ def build_picture(report: Report, base: str | None) -> Picture | None:
     families = tuple(name for name, _ in _FAMILIES if name in used) + (("other",) if "other" in used else ())
     states = {block.state for lane in lanes for block in lane.blocks if block}
     signs = tuple((SIGNS[state], STATE_WORDS[state]) for state in CellState if state in states)
-    return Picture(window.columns, window.at, lanes, _count(window, culprits) - len(lanes), details.made(), families, signs)
+    return Picture(positions(window), window.at, lanes, _count(window, culprits) - len(lanes), details.made(), families, signs)
 
 
 def family(op: str | None) -> str:

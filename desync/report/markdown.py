@@ -11,7 +11,7 @@ from desync.report.frames import cut_frames, is_main
 from desync.report.lanes import SIGNS, STATE_WORDS
 from desync.report.model import Cell, CellState, Report, Window
 from desync.report.redact import Redaction, redacted
-from desync.report.table import around, most_telling, several_groups, short_op
+from desync.report.table import around, most_telling, positions, several_groups, short_op
 from desync.report.text import SENTENCE, clean, place, rank_set, ranks_phrase
 
 MAX_LINES = 59
@@ -113,7 +113,7 @@ class _Markdown:
             yield f"| {mark}{rank_set(ranks)} | {' | '.join(cells)} |"
 
     def heads(self, window: Window) -> list[str]:
-        names = [escape(name, 12) for name in window.columns]
+        names = [escape(name, 12) for name in positions(window)]
         return [f"**{name}**" if index == window.at else name for index, name in enumerate(names)]
 
     def cell(self, cell: Cell | None, grouped: bool) -> str:

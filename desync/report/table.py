@@ -119,6 +119,12 @@ def what_it_shows(report: Report) -> str:
     return f"operations of {group_name(report.divergence)}, by number"
 
 
+def positions(window: Window) -> tuple[str, ...]:
+    """The names of the columns; where ranks parted and went on, nobody is there "now"."""
+    went_on = window.at + 1 < len(window.columns)
+    return tuple("here" if went_on and name == NOW else name for name in window.columns)
+
+
 def several_groups(window: Window) -> bool:
     """Whether the ranks stand in operations of different groups: then an operation is named with its group."""
     here = [row.cells[window.at] for row in window.rows]
@@ -154,7 +160,7 @@ def _column(page: Page, window: Window, index: int) -> _Column:
 
 
 def _position(page: Page, window: Window, index: int) -> str:
-    return page.say(window.columns[index], 12)
+    return page.say(positions(window)[index], 12)
 
 
 def _argument(cells: Sequence[Cell]) -> str:

@@ -217,8 +217,11 @@ def _process(report: Report, rank: int) -> str:
 
 
 def _operation(divergence: DivergenceEntry) -> tuple[Part, ...]:
+    # Calls about groups are numbered together, and belong to no group.
+    numbered = divergence.kind in ("collective", "p2p")
+    whose = f" of {group_name(divergence)}" if numbered else ""
     return (
         Part(bounded(f"{divergence.op} {divergence.seq}", 60), strong=True),
-        Part(f" of {bounded(f'{group_name(divergence)}, {ranks_phrase(divergence.group_ranks)}', 160)}"),
+        Part(bounded(f"{whose}, {ranks_phrase(divergence.group_ranks)}", 160)),
         Part(f"; {bounded(divergence.bucket, 160)}" if divergence.bucket else ""),
     )

@@ -116,24 +116,33 @@ def _collectives(trace: Trace, group: str, low: int, high: int) -> dict[int, Ope
 
 def _by_recency(trace: Trace | None, divergence: Divergence, standing: AtDivergence | None) -> Cells:
     """Cells of the operations that the rank entered last, the one of the divergence (or where it is instead) under "now"."""
-    instead = pending(trace)
-    now = (standing.operation if standing else None) or instead
-    return _around(trace, now, _at(standing.operation if standing else None, standing, instead))
+    instead, operation = pending(trace), standing.operation if standing else None
+    cell = _at(operation, standing, instead)
+    if standing and operation and standing.state is OperationState.ABSENT and not operation.pending:
+        return _around(trace, operation.index + 1, operation.index + 1, cell)  # it came to this one last
+    return _around(trace, *_span(trace, operation or instead), cell)
 
 
 def _in_circle(trace: Trace | None, divergence: Divergence, standing: AtDivergence | None) -> Cells:
     """The same for one rank of a circle: each waits in its own operation."""
     now = pending(trace)
-    return _around(trace, now, _cell(now, CellState.WAITING)) if now else _by_recency(trace, divergence, standing)
+    if now is None:
+        return _by_recency(trace, divergence, standing)
+    return _around(trace, *_span(trace, now), _cell(now, CellState.WAITING))
 
 
-def _around(trace: Trace | None, now: Operation | None, cell: Cell | None) -> Cells:
-    """The last operations before ``now``, ``cell`` for it, and what was entered after it."""
+def _span(trace: Trace | None, now: Operation | None) -> tuple[int, int]:
+    """The row of ``now``, and the one after it; without it the end of the table."""
+    if trace is None:
+        return 0, 0
+    return (now.index, now.index + 1) if now is not None else (len(trace.operations), len(trace.operations))
+
+
+def _around(trace: Trace | None, end: int, first: int, cell: Cell | None) -> Cells:
+    """The last operations before the row ``end``, ``cell``, and the operations from the row ``first`` on."""
     table = trace.operations if trace else OperationTable()
     rank = trace.rank if trace else -1
-    end = now.index if now is not None and trace is not None else len(table)
     before: list[Cell | None] = [_past(table.row(rank, index)) for index in range(max(0, end - BEFORE), end)]
-    first = end + 1 if now is not None else end
     after: list[Cell | None] = [_past(table.row(rank, index)) for index in range(first, min(len(table), first + AFTER))]
     return (*[None] * (BEFORE - len(before)), *before, cell, *after, *[None] * (AFTER - len(after)))
 

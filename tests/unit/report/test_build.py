@@ -314,3 +314,24 @@ def test_the_picture_of_a_circle_has_everybody_in_it_and_what_each_is_in() -> No
         (CellState.WAITING, "1"),
         (CellState.WAITING, "2"),
     ]
+
+
+def test_a_call_about_groups_that_a_rank_left_out_lies_after_its_last_one() -> None:
+    creation = Call("new_group", Kind.GROUP)
+    first = Step(Call("init_process_group", Kind.GROUP), 1, "calls")
+    reduced = [Step(GRADIENTS, 1), Step(GRADIENTS, 2)]
+    made = [trace(0, [first, Step(creation, 2, "calls"), *reduced]), trace(1, [first, *reduced])]
+    standing = {
+        0: AtDivergence(OperationState.COMPLETED, made[0].operations.row(0, 1)),
+        1: AtDivergence(OperationState.ABSENT, made[1].operations.row(1, 0)),
+    }
+    divergence = Divergence(Group("calls", (0, 1)), "group_creation", 2, "new_group", standing)
+
+    window = build_window(Evidence(job(2), tuple(made)), divergence)
+
+    assert window.columns == ("-1", "now", "+1", "+2")
+    ops = {row.ranks: [cell.op if cell else None for cell in row.cells] for row in window.rows}
+    assert ops == {
+        (0,): ["init_process_group", "new_group", "all_reduce", "all_reduce"],
+        (1,): ["init_process_group", None, "all_reduce", "all_reduce"],
+    }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from desync.model import Evidence
+from desync.model import Evidence, Group
 from desync.report.build import build_report
 from desync.report.ddp import build_ddp
 from desync.report.ddp_advice import advise
@@ -60,6 +60,18 @@ def test_waiting_for_a_late_rank_is_told_apart_from_communication() -> None:
     assert entry.measured.wait_s == pytest.approx(0.003)  # half of the ranks wait for 6 ms, the other for nothing
     assert skewed.measured is not None
     assert skewed.measured.wait_s == 0.0  # an hour between the machines' clocks is no lateness
+
+
+@pytest.mark.parametrize(("backend", "shown_s"), [("gloo", 0.031), ("cpu:gloo,cuda:nccl", 0.036)])
+def test_a_bucket_ends_before_a_backward_that_waits_for_it(backend: str, shown_s: float) -> None:
+    late = training(late_ns=6 * MS)
+    groups = {"default_pg": Group("default_pg", (0, 1), backend=backend)}
+    only = replace(late, traces=(replace(late.traces[0], groups=groups),))
+
+    (entry,) = build_ddp(only)
+
+    assert entry.picture is not None
+    assert entry.picture.buckets[-1].completed_s == pytest.approx(shown_s)
 
 
 def advice(evidence: Evidence) -> str:
