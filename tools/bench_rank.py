@@ -175,12 +175,13 @@ def interleave(
                 result.setdefault(name, []).append(measure[name]())
 
 
-def median_of(call: Callable[[], object], times: int) -> float:
-    """Median duration of one call in nanoseconds, after a few that are not counted."""
+def median_of(call: Callable[[], object], times: int, before: Callable[[], object] = lambda: None) -> float:
+    """Median duration of one call in nanoseconds, after a few that are not counted; ``before`` each, not counted either."""
     for _ in range(max(5, times // 10)):
         call()
     durations = []
     for _ in range(times):
+        before()
         start = _now()
         call()
         durations.append(_now() - start)
@@ -206,8 +207,19 @@ def operations(options: argparse.Namespace) -> Any:
         times = 200 if options.backend == "fake" else 12 if "256" in title else 40
         measure = {name: _timer(call, wrapped if name == "DETAIL" else None, times) for name in modes}
         interleave(modes, measure, options.rounds, result.setdefault(title, {}))
+    if options.backend == "fake":
+        call, work = _all_reduce(torch.ones(1 << 10)), _work()
+        cold = {name: lambda: median_of(lambda: call(None), 20, before=work) for name in modes}
+        interleave(modes, cold, options.rounds, result.setdefault("all_reduce, 1 Ki, after a layer's backward", {}))
     dist.destroy_process_group()
     return result
+
+
+def _work() -> Callable[[], object]:
+    """What a training step does between two of its operations: it leaves the processor's caches full of other things."""
+    model = torch.nn.Linear(4 * WIDTH, 4 * WIDTH)
+    batch = torch.randn(BATCH, 4 * WIDTH)
+    return lambda: model(batch).sum().backward()
 
 
 def bare(options: argparse.Namespace) -> Any:
