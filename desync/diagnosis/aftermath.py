@@ -138,7 +138,7 @@ def _unseen(found: Standstill) -> list[Finding]:
     unseen = tuple(sorted(set().union(*by_place.values())))
     where = missed(found, by_place)
     divergence = divergence_at(found, where)
-    culprits = _blamed(found, unseen, len(divergence.group.ranks))
+    culprits = _blamed(found, unseen, divergence.group.ranks)
     tail = ", and all others wait for these" if culprits else "; who did not come cannot be told from that"
     if divergence.kind == "p2p":
         # What is missing is what the rank without a record did not do.
@@ -157,11 +157,16 @@ def _unseen(found: Standstill) -> list[Finding]:
     ]
 
 
-def _blamed(found: Standstill, unseen: tuple[int, ...], members: int) -> tuple[int, ...]:
-    """Of ranks without a record those that may be named: none if they are so many that the records must be incomplete."""
+def _blamed(found: Standstill, unseen: tuple[int, ...], awaited: tuple[int, ...]) -> tuple[int, ...]:
+    """Of ranks without a record those that may be named; none if it is the records that must be incomplete.
+
+    They are neighbours (a machine that is gone), or all are ``awaited`` in one operation, and in neither case the larger part.
+    """
     present = {rank for claim in found.board.evidence.claims if claim.kind is ClaimKind.PRESENT for rank in claim.ranks}
     blamed = tuple(rank for rank in unseen if rank not in present)
-    return blamed if 2 * len(blamed) <= members else ()
+    neighbours = bool(blamed) and blamed[-1] - blamed[0] < len(blamed)
+    limit = found.board.evidence.job.world_size or 0 if neighbours else len(awaited) if set(blamed) <= set(awaited) else 0
+    return blamed if 2 * len(blamed) <= limit else ()
 
 
 def _complete(found: Standstill) -> list[Finding]:
@@ -203,7 +208,7 @@ def _elsewhere(found: Standstill) -> list[Finding]:
     """Ranks wait, but for whom is not known; if all but one wait, it is that one, possibly."""
     world = found.board.evidence.job.world_size or 0
     silent = tuple(rank for rank in range(min(world, MAX_NAMED)) if rank not in found.heads)
-    culprits = _blamed(found, silent, world) if len(silent) == 1 else ()
+    culprits = _blamed(found, silent, silent) if len(silent) == 1 else ()
     first = min(found.heads.values(), key=lambda head: (head.operation.entered or 0, head.operation.rank))
     waiting = tuple(found.heads)
     operation = first.operation

@@ -40,7 +40,8 @@ def interpret(evidence: Evidence) -> Diagnosis:
     if not found:
         board = lay_out(evidence)
         found = aftermath.findings(board) or list(base.findings) or exchanges.findings(board)
-    found = hearsay.weigh(evidence, [_unexplained(finding, evidence) for finding in found])
+    found = _merged([_of_all(_unexplained(finding, evidence), evidence) for finding in found])
+    found = hearsay.weigh(evidence, found)
     status = found[0].status if found else _without_findings(evidence, base.status)
     return replace(base, findings=tuple(found), status=status, awaiting={} if found else base.awaiting)
 
@@ -101,7 +102,7 @@ def _beside(standing: AtDivergence, odd: bool) -> AtDivergence:
 
 
 def _unexplained(finding: Finding, evidence: Evidence) -> Finding:
-    """Status 1 is that of an exception; where a source shows nothing but it, why is open, and if several had it who was first."""
+    """Status 1 is that of an exception; where a source shows nothing but it, why (and who was first) is open."""
     traces = [trace for rank in finding.culprit_ranks if (trace := evidence.trace(rank)) is not None]
     known = any(trace.marks or len(trace.operations) or trace.exit is None or trace.exit.code != 1 for trace in traces)
     if finding.cause is not Cause.EXITED_EARLY or not traces or known:
@@ -115,6 +116,27 @@ def _unexplained(finding: Finding, evidence: Evidence) -> Finding:
         summary=f"{capital(who)} ended with status 1, as after an exception; the exception itself is not in what was read.",
         advice=f"Look for the traceback of {who}: its own file, or the output of its node.",
     )
+
+
+def _of_all(finding: Finding, evidence: Evidence) -> Finding:
+    """What all ranks raise alike is a fault of the program, and of no rank."""
+    world = evidence.job.world_size or 0
+    if finding.cause is not Cause.EXCEPTION or finding.divergence is not None or not 1 < world == len(finding.culprit_ranks):
+        return finding
+    return replace(finding, culprit_ranks=())
+
+
+def _merged(found: list[Finding]) -> list[Finding]:
+    """Several ranks that left out parameters of one model have one fault, whichever parameters it were."""
+    alike = [each for each in found if each.cause is Cause.UNUSED_PARAMETERS and each.divergence is None]
+    if len(alike) < 2:
+        return found
+    first = alike[0]
+    ranks = tuple(sorted({rank for each in alike for rank in each.culprit_ranks}))
+    evidence = tuple(line for each in alike for line in (each.summary, *each.evidence))
+    summary = f"{capital(named(ranks))} left parameters without gradients, not all the same ones; {first.summary}"
+    merged = replace(first, culprit_ranks=ranks, summary=summary, evidence=evidence)
+    return [merged if each is first else each for each in found if each is first or each not in alike]
 
 
 def _weighed(finding: Finding, evidence: Evidence) -> Finding:

@@ -187,12 +187,13 @@ def rendezvous(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     if not claims or _decided(found) or any(finding.divergence is not None for finding in found):
         return found
     claim = claims[-1]
-    who = f"{capital(named(claim.ranks))} never came to the rendezvous" if claim.ranks else "The ranks did not find together"
+    blamed = claim.ranks if claim.op is not None else ()  # without it the words are those of who waited
+    who = f"{capital(named(blamed))} never came to the rendezvous" if blamed else "The ranks did not find together"
     finding = Finding(
         status=Status.HANG,
         cause=Cause.RENDEZVOUS,
         certainty=Certainty.LIKELY,
-        culprit_ranks=claim.ranks,
+        culprit_ranks=blamed,
         summary=f"{who}: {claim.text}.",
         advice=advice(Cause.RENDEZVOUS),
         evidence=_quotes(claims),
@@ -317,7 +318,7 @@ def teardown(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     ranks = tuple(sorted({rank for claim in claims for rank in claim.ranks}))
     whom = named(ranks) if ranks else "ranks"
     if finished:
-        summary = f"The work was done ({finished[0].text}); {whom} hung in the exit and were ended by their watchdog."
+        summary = f"The work was done ({finished[0].text}); {whom} did not get out of their exit."
         cause, certainty = Cause.TEARDOWN, Certainty.LIKELY
     else:
         summary = f"The watchdog of {whom} got stuck inside CUDA or NCCL, or behind the GIL; the log does not say which."

@@ -35,6 +35,8 @@ def missed(found: Standstill, places: Iterable[Place], absent: int | None = None
 
 def _precedes(found: Standstill, one: Place, other: Place) -> bool:
     """Whether ranks that wait in ``other`` have before been in what corresponds to ``one`` in a group of their own."""
+    if _held_before(found, one, other):
+        return True
     group = found.group_board(one)
     description, seq = group.group.description, one[1]
     if group.kind == "p2p":
@@ -48,6 +50,12 @@ def _precedes(found: Standstill, one: Place, other: Place) -> bool:
         if any(row.seq == seq and row.group in own and row.call.kind is Kind.COLLECTIVE for row in rows):
             return True
     return False
+
+
+def _held_before(found: Standstill, one: Place, other: Place) -> bool:
+    """Whether ranks that belong to both operations wait in the one, and none of them in the other."""
+    both = set(found.group_board(one).group.ranks) & set(found.group_board(other).group.ranks)
+    return not both.isdisjoint(found.at(one)) and both.isdisjoint(found.at(other))
 
 
 def _exchanges_before(found: Standstill, rank: int, exchange: Place) -> bool:

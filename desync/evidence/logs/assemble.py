@@ -298,6 +298,8 @@ def _trace(draft: _Draft, mine: dict[str, Group], world: int) -> Trace:
 def _notes(facts: Facts, ranks: Ranks) -> Iterable[str]:
     if facts.timeouts and not facts.statuses:
         yield "the log does not say which group an operation belongs to; torch 2.3 and newer do"
+    if facts.survived:
+        yield "the log holds errors after which the job went on and ended well; they were not taken for faults"
     if facts.repeated:
         yield f"Ray has folded {facts.repeated} lines away; RAY_DEDUP_LOGS=0 keeps those of all ranks"
     if facts.timeouts and not facts.stacks:

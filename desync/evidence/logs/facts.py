@@ -138,8 +138,8 @@ class Trouble:
     """A line about the network, the kernel, the watchdog or memory that stands for itself."""
 
     kind: str
-    """network, network_back, peer_gone, kernel, oom_events, srun_memory, heartbeat, gil, nccl_error, cuda_error or
-    out_of_memory."""
+    """network, network_back, peer_gone, kernel, oom_events, srun_memory, heartbeat, gil, nccl_error, cuda_error,
+    out_of_memory or no_server."""
     speaker: Speaker
     order: int
     time: int | None
@@ -206,8 +206,34 @@ class Facts:
     finished_text: str = ""
     moving: str = ""
     """A progress bar that went on after the first time-out."""
+    exit_aborted: bool = False
+    """Processes were aborted in their exit ("terminate called without an active exception"), after the work was done."""
+    survived: int = 0
+    """Errors after which the job went on and ended well."""
     repeated: int = 0
     """Lines that Ray folded away: ranks that are not printed are not absent."""
+
+    @property
+    def failures(self) -> int:
+        """How many lines speak of a failure."""
+        own = (len(self.timeouts), len(self.ended), len(self.tracebacks), len(self.barriers), len(self.lagging))
+        return sum(own) + len(self.refused)
+
+    def forget(self, file: int) -> None:
+        """A file's job went on after its errors and ended well: they were quoted, or dealt with."""
+        before = self.failures
+        self.timeouts = [each for each in self.timeouts if each.speaker.file != file]
+        self.statuses = [each for each in self.statuses if each.speaker.file != file]
+        self.dumps = [each for each in self.dumps if each.speaker.file != file]
+        self.observers = [each for each in self.observers if each.file != file]
+        self.lagging = [each for each in self.lagging if each.speaker.file != file]
+        self.barriers = [each for each in self.barriers if each.speaker.file != file]
+        self.tracebacks = [each for each in self.tracebacks if each.speaker.file != file]
+        self.troubles = [each for each in self.troubles if each.speaker.file != file]
+        self.printed = {who: kept for who, kept in self.printed.items() if who[0].file != file}
+        self.refused.clear()
+        self.stacks.clear()
+        self.survived += before - self.failures
 
     @property
     def fingerprints(self) -> list[Fingerprint]:
@@ -217,4 +243,4 @@ class Facts:
     @property
     def failed(self) -> bool:
         """Whether anything here speaks of a failure."""
-        return bool(self.timeouts or self.ended or self.tracebacks or self.barriers or self.lagging or self.refused)
+        return bool(self.failures)

@@ -158,6 +158,8 @@ def _counts(ended: Ended, kernel: set[int | None], own_faults: bool, facts: Fact
     if ended.code == SIGKILL:
         # The launcher kills so what SIGTERM does not end; after a time-out that is no news.
         return ended.root or ended.pid in kernel or not (own_faults or facts.timeouts)
+    if ended.code == SIGABRT and facts.exit_aborted:
+        return False
     if ended.code < 0:
         return ended.code not in (SIGABRT, SIGINT) or not _told(facts)  # SIGTERM is known to be the launcher's
     return not _told(facts)

@@ -53,30 +53,41 @@ class LineScanner:
         """Its end."""
         self.before = b""
         """What came before the newest line, up to MAX_LINE bytes."""
+        self.place = 0
+        """Where the newest line ends, in bytes from the stream's beginning."""
+        self.size = 0
+        """How many bytes have been read."""
 
     def __iter__(self) -> Iterator[str]:
         carried = b""
         while data := self._stream.read(CHUNK):
             if not self.head:
                 self.head = data[:MAX_LINE]
+            self.size += len(data)
             chunk = carried + data
             self.tail = chunk[-MAX_LINE:]
             end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
             if not end and len(chunk) < CHUNK:
                 carried = chunk
                 continue
-            yield from self._lines(chunk, end or len(chunk))
+            yield from self._lines(chunk, end or len(chunk), self.size - len(chunk))
             carried = chunk[end:] if end else b""
         if carried:
-            yield from self._lines(carried, len(carried))
+            yield from self._lines(carried, len(carried), self.size - len(carried))
 
-    def _lines(self, chunk: bytes, end: int) -> Iterator[str]:
+    def after(self, place: int) -> bytes:
+        """What comes after a place, if that is more than MAX_LINE bytes only the end of it; to be asked at the end."""
+        left = self.size - place
+        return self.tail[len(self.tail) - left :] if left < len(self.tail) else self.tail
+
+    def _lines(self, chunk: bytes, end: int, first: int) -> Iterator[str]:
         newest: dict[bytes, list[bytes]] = {}
         for start, line in self._hits(chunk, end):
             if _RUNNING in line:
                 _keep_newest(newest, line)
             elif self._wanted(line):
                 self.before = chunk[max(0, start - MAX_LINE) : start]
+                self.place = first + start + len(line)
                 yield _text(line)
         for lines in newest.values():
             yield from map(_text, lines)

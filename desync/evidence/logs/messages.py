@@ -272,6 +272,15 @@ def joining(line: Line, facts: Facts) -> bool:
     return True
 
 
+def joined(line: Line, facts: Facts) -> bool:
+    """All have come: what was said while some were awaited is of no more use."""
+    found = p.JOINED.search(line.text)
+    if found is None:
+        return False
+    facts.joining = [each for each in facts.joining if each.key != int(found[1])]
+    return True
+
+
 def clients(line: Line, facts: Facts) -> bool:
     """The store says how many came, and names nobody."""
     found = p.CLIENTS.search(line.text)
@@ -358,6 +367,8 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("exitcode", failed),
     ("closing signal", closing),
     ("store_based_barrier_key", joining),
+    ("Completed store-based barrier", joined),
+    ("client socket has timed out", _trouble("no_server", p.NO_SERVER)),
     ("clients joined", clients),
     ("Init COMPLETE", communicator),
     ("port active", _trouble("network_back", p.NETWORK_BACK)),

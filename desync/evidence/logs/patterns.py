@@ -114,4 +114,9 @@ DONE = re.compile(
 )
 """With these (in small letters) a program says that its work is done.  They are looked for only at a log's end and before a
 late failure, in the lines that hold one of DONE_WORDS."""
+DONE_OF_ALL = re.compile(r"before program exit|^wandb: ")
+"""Of these, what is printed after a crash as well."""
+NO_EXCEPTION = "terminate called without an active exception"
+JOINED = re.compile(r"Completed store-based barrier for key:\s?store_based_barrier_key:(\d{1,9})")
+NO_SERVER = re.compile(r"The client socket has timed out after .{1,100}")
 DONE_WORDS = ("complete", "finished", "done", "end of run", "training time", "ended", "before program exit", "wandb: ")

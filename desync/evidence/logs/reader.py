@@ -25,6 +25,8 @@ MAX_END_LINES = 400
 """How many lines before a failure, or at the end, are searched for words of success."""
 FIRST_ORDER = 100
 """Where a log names no time, the order of its lines stands for it; it must be possible to lie before the first."""
+LEAST_AFTER = 8
+"""So many lines after an error, and then words of success, say that the job went on."""
 MAX_PARTS = 64
 """Pieces of one line that a container's log has cut."""
 
@@ -84,6 +86,8 @@ class _Reading:
         self._bar: tuple[str, int] | None = None
         self._raw = ""
         self._looked = False
+        self._known = 0
+        self._failed_at: int | None = None
         self._shape: tuple[re.Pattern[str] | None] | None = None
 
     def _line_shape(self) -> re.Pattern[str] | None:
@@ -94,6 +98,14 @@ class _Reading:
 
     def line(self, text: str) -> None:
         """Take in one line."""
+        self._take(text)
+        if self.log.facts.failures != self._known:
+            self._failed_at = self.scanner.place
+            if self.log.facts.ended and not self._known:
+                self._look_at_exit()
+            self._known = self.log.facts.failures
+
+    def _take(self, text: str) -> None:
         self._raw = text = unwrapped(text)
         cut = container(text)
         if cut is not None:
@@ -153,7 +165,7 @@ class _Reading:
         started = p.LAUNCH in rest and bool(self.log.facts.ended)
         if started or ("orker group" in rest and p.RESTART.search(rest) is not None):
             self.log.new_run()
-            self._looked = False
+            self._looked, self._known = False, 0
 
     def _after(self, line: Line) -> None:
         facts = self.log.facts
@@ -177,12 +189,22 @@ class _Reading:
             if len(frames) < 64:
                 frames.append(Frame(function, file, line))
 
+    def _look_at_exit(self) -> None:
+        """Before the first end of a process that a launcher tells of: whether it was aborted in its exit."""
+        before, aborted, _ = plain(self.scanner.before).rpartition(p.NO_EXCEPTION)
+        if aborted:
+            self._look_for_end(before, self.log.next_order())
+            self.log.facts.exit_aborted = self.log.facts.finished is not None
+
+    def _went_on(self) -> bool:
+        """Whether the job went on after the newest error in this file and says at its end that its work is done."""
+        text = plain(self.scanner.after(self._failed_at)) if self._failed_at is not None else ""
+        lines = [line for line in text.splitlines()[-MAX_END_LINES:] if line.strip()]
+        firm = [line for line in lines if p.DONE_OF_ALL.search(line[:400].lower()) is None]
+        return len(lines) > LEAST_AFTER and _words_of_end(firm) is not None
+
     def _look_for_end(self, text: str, order: int) -> None:
-        lines = [line for line in text.splitlines()[-MAX_END_LINES:] if line]
-        words = next((found[0] for line in reversed(lines) if (found := _done(line)) is not None), None)
-        if words is None:
-            steps = next((found for line in reversed(lines) if (found := p.STEPS.search(line[:400])) is not None), None)
-            words = steps[0] if steps is not None and steps[1] == steps[2] else None
+        words = _words_of_end([line for line in text.splitlines()[-MAX_END_LINES:] if line])
         bar = _last_bar(text)
         if words is not None or (bar is not None and bar[1] == 100):
             self.log.facts.finished = order
@@ -193,6 +215,8 @@ class _Reading:
         self.tracebacks.finish(self.log.facts)
         text = plain(self.scanner.tail)
         facts = self.log.facts
+        if facts.failed and not facts.ended and self._went_on():
+            facts.forget(self.base.file)
         if facts.finished is None and not facts.failed:
             self._look_for_end(text, self.log.next_order())
         bar = _last_bar(text)
@@ -204,6 +228,15 @@ class _Reading:
             and bar[1] > self._bar[1] >= 0
         ):
             facts.moving = f"{bar[0]} {self._bar[1]}% when the others gave up, {bar[1]}% at the end of the log".strip()
+
+
+def _words_of_end(lines: list[str]) -> str | None:
+    """The newest words that say that the work is done, or the last of so many steps."""
+    words = next((found[0] for line in reversed(lines) if (found := _done(line)) is not None), None)
+    if words is None:
+        steps = next((found for line in reversed(lines) if (found := p.STEPS.search(line[:400])) is not None), None)
+        words = steps[0] if steps is not None and steps[1] == steps[2] else None
+    return words
 
 
 def _done(line: str) -> re.Match[str] | None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from desync.evidence.flight_recorder.names import public
 from desync.evidence.logs.facts import Barrier, Facts, Fingerprint, Joining, Trouble
-from desync.evidence.logs.failures import Failures
+from desync.evidence.logs.failures import SIGABRT, Failures
+from desync.evidence.logs.patterns import NO_EXCEPTION
 from desync.evidence.logs.ranks import DEFAULT, Ranks
 from desync.evidence.logs.structure import structure
 from desync.evidence.logs.victims import is_victim
@@ -78,6 +79,9 @@ def _present(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
 def _rendezvous(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
     waits = [each for each in facts.joining if each.key == 1]
     if not waits:
+        yield from _quoted(ClaimKind.RENDEZVOUS, (each for each in facts.troubles if each.kind == "no_server"), ranks)
+        return
+    if facts.finished is not None and not any(each.gave_up for each in waits):
         return
     last = max(waits, key=lambda each: each.order)
     came = {rank for each in waits if (rank := each.rank if each.rank is not None else ranks.of(each.speaker)) is not None}
@@ -138,6 +142,10 @@ def _watchdog(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
         who = tuple(sorted({rank for each in beats if (rank := ranks.of(each.speaker)) is not None}))
         first = min(beats, key=lambda each: each.order)
         yield Claim(ClaimKind.TEARDOWN, who, first.text, by=ranks.of(first.speaker), time=first.time or first.order)
+    if facts.exit_aborted:
+        gone = {each.rank if each.rank is not None else each.local for each in facts.ended if each.code == SIGABRT}
+        who = tuple(sorted(rank for rank in gone if rank is not None))
+        yield Claim(ClaimKind.TEARDOWN, who, NO_EXCEPTION, time=facts.finished)
     for each in facts.troubles:
         if each.kind == "gil" and (rank := ranks.of(each.speaker)) is not None:
             yield Claim(ClaimKind.ABSENT, (rank,), each.text, by=rank, time=each.time or each.order)
