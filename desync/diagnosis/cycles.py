@@ -35,8 +35,9 @@ def cycle_of(start: Parting, held: Held) -> tuple[Parting, ...]:
 def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Finding:
     """The cycle as a finding, with the calls that close it."""
     links = [_link(parting, cycle) for parting in cycle]
-    culprits = _culprits(cycle, history)
-    cause = _cause(cycle, culprits, history)
+    strayed = _strayed(cycle, history)
+    cause = _cause(cycle, strayed, history)
+    culprits = strayed or _minority(cycle)
     lines = tuple(line for operation, waits_for in links for line in [_line(operation, waits_for)])
     blocks = all(operation.call.is_async is False for operation, _ in links)
     if cause is Cause.P2P_MISMATCH and (found := blame(board, cycle)) is not None:
@@ -81,9 +82,9 @@ def _line(operation: Operation, waits_for: tuple[int, ...]) -> str:
     )
 
 
-def _cause(cycle: tuple[Parting, ...], culprits: tuple[int, ...], history: History) -> Cause:
-    others = {rank for parting in cycle for rank in parting.pending if rank not in culprits}
-    newest = history.newest(culprits[0]) if culprits else None
+def _cause(cycle: tuple[Parting, ...], strayed: tuple[int, ...], history: History) -> Cause:
+    others = {rank for parting in cycle for rank in parting.pending if rank not in strayed}
+    newest = history.newest(strayed[0]) if strayed else None
     if newest is not None and not any(history.knows(rank, newest) for rank in others):
         return Cause.RANK_ONLY_COLLECTIVE
     kinds = {parting.board.kind for parting in cycle}
@@ -92,11 +93,24 @@ def _cause(cycle: tuple[Parting, ...], culprits: tuple[int, ...], history: Histo
     return Cause.GROUP_CREATION if "group_creation" in kinds else Cause.GROUP_ORDER_CYCLE
 
 
-def _culprits(cycle: tuple[Parting, ...], history: History) -> tuple[int, ...]:
-    """The ranks that came here on another way than they and the others do; nobody where that does not tell them apart."""
-    ranks = sorted({rank for parting in cycle for rank in parting.pending})
+def _strayed(cycle: tuple[Parting, ...], history: History) -> tuple[int, ...]:
+    """The rank that came here on another way than it and the others do; empty where that does not tell one apart."""
+    ranks = _ranks(cycle)
     strayed = tuple(rank for rank in ranks if history.strayed(rank) and not _left_the_loop(rank, ranks, history))
     return strayed if len(strayed) == 1 and len(ranks) > 1 else ()
+
+
+def _ranks(cycle: tuple[Parting, ...]) -> list[int]:
+    return sorted({rank for parting in cycle for rank in parting.pending})
+
+
+def _minority(cycle: tuple[Parting, ...]) -> tuple[int, ...]:
+    """The ranks that are in other groups than most, where all are in groups of the same members; empty without a majority."""
+    ranks = _ranks(cycle)
+    if any(parting.board.kind != "collective" or sorted(parting.group.ranks) != ranks for parting in cycle):
+        return ()
+    most = max((parting.pending for parting in cycle), key=len)
+    return tuple(rank for rank in ranks if rank not in most) if 2 * len(most) > len(ranks) else ()
 
 
 def _left_the_loop(rank: int, ranks: list[int], history: History) -> bool:

@@ -226,6 +226,27 @@ def test_two_groups_in_opposite_order_are_a_circle():
     assert any("train.py:11" in line for line in finding.evidence)
 
 
+def test_of_groups_of_the_same_ranks_the_one_that_most_are_in_is_right():
+    groups = dict.fromkeys(("default_pg", "left", "right"), (0, 1, 2, 3))
+    in_left = [trace(rank, [Op(group="left", line=10, done=False)], groups=groups) for rank in (0, 1, 2)]
+    one = trace(3, [Op(group="right", line=11, done=False)], groups=groups)
+    finding = first(job(*in_left, one, frozen=range(4)))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.GROUP_ORDER_CYCLE, (3,))
+    two = trace(2, [Op(group="right", line=11, done=False)], groups=groups)
+    assert first(job(*in_left[:2], two, one, frozen=range(4))).culprit_ranks == ()
+
+
+def test_the_end_of_a_loop_is_no_way_of_its_own():
+    """0 leaves the pair's sum out of the last turn; 3, which is no member of it, only comes to the end of its loop."""
+    groups = {"default_pg": (0, 1, 2, 3), "pair": (0, 1), "odd": (1, 3)}
+    start, odd, pair = Op("barrier", line=10), Op("all_gather", line=20, group="odd"), Op(line=30, group="pair")
+    end = Op(line=40, done=False)
+    turns = {0: [start, pair], 1: [start, odd, pair], 2: [start], 3: [start, odd]}
+    last = {0: [start, end], 1: [start, odd, replace(pair, done=False)], 2: [start, end], 3: [start, odd, end]}
+    ranks = [trace(rank, [*turns[rank] * 2, *last[rank]], groups=groups) for rank in range(4)]
+    assert first(job(*ranks, frozen=range(4))).culprit_ranks in ((), (0,))
+
+
 def test_two_receives_without_a_send_are_a_circle_of_p2p():
     zero = trace(0, [Op("recv", line=10, peer=1, done=False)], world=2)
     one = trace(1, [Op("recv", line=10, peer=0, done=False)], world=2)
