@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from desync.errors import UsageError
@@ -45,17 +46,36 @@ def run(arguments: argparse.Namespace) -> int:
 
 def explain(paths: list[str]) -> Report:
     """The report on what lies at these paths.  Raises a DesyncError if nothing there can be read."""
+    from dataclasses import replace
+
     from desync.diagnosis.claims import interpret
     from desync.evidence.mixture import gather
     from desync.evidence.sources import find
     from desync.report.build import build_report
     from desync.report.model import Timing
+    from desync.watch.leftover import left_stacks
 
-    evidence = gather(find(paths))
+    sources = find(paths)
+    only_a_run = len(sources.run_directories) == 1 and not sources.found
+    if only_a_run and (running := _running(sources.run_directories[0])) is not None:
+        return running
+    evidence = gather(sources)
+    if only_a_run:
+        evidence = replace(evidence, stacks=(*evidence.stacks, *left_stacks(sources.run_directories[0])))
     diagnosis = interpret(evidence)
-    evidence = _with_advice(evidence, diagnosis)
+    if not only_a_run:
+        evidence = _with_advice(evidence, diagnosis)
     diverged = diagnosis.findings[0].time if diagnosis.findings else None
     return _spoken(build_report(evidence, diagnosis, Timing(diverged_at=diverged)), evidence, diagnosis)
+
+
+def _running(run_directory: Path) -> Report | None:
+    """The report on a run whose ranks still live here: they can be looked at, and who is late now may come yet."""
+    from desync.cli.inspect import report_on
+    from desync.watch.living import SECONDS, look_at_run
+
+    evidence = look_at_run(run_directory, SECONDS)
+    return None if evidence is None else report_on(evidence)
 
 
 def _with_advice(evidence: Evidence, diagnosis: Diagnosis) -> Evidence:

@@ -22,6 +22,7 @@ REPORT = "report.json"
 PAGE = "report.html"
 MAX_BYTES = 256 * 1024 * 1024
 """A larger file is not read: no job's report comes near it."""
+LEFT = f"its watcher has left no {REPORT}, or is still at work: this was made from what was left, the ranks' journals"
 FILE_WIDTH = 100
 """Width of a terminal report that is written to a file, in characters."""
 
@@ -67,9 +68,7 @@ def load(run_dir: Path | None) -> Report:
     from desync.report.json_format import from_json
 
     if (left := _only_journals(run_dir)) is not None:
-        from desync.cli.explain import explain
-
-        return explain([str(left)])
+        return _from_what_is_left(left)
     path = _report_path(run_dir)
     try:
         return from_json(_read(path))
@@ -82,6 +81,16 @@ def _only_journals(run_dir: Path | None) -> Path | None:
     chosen = LATEST if run_dir is None else run_dir
     left = not (chosen / REPORT).exists() and any((chosen / "journals").glob("*.journal"))
     return chosen if left else None
+
+
+def _from_what_is_left(run_dir: Path) -> Report:
+    """What journals alone say, as ``desync explain`` would say it."""
+    from dataclasses import replace
+
+    from desync.cli.explain import explain
+
+    report = explain([str(run_dir)])
+    return replace(report, notes=(LEFT, *report.notes))
 
 
 def _report_path(run_dir: Path | None) -> Path:

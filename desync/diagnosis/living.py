@@ -24,10 +24,10 @@ from desync.diagnosis.scene import (
 )
 from desync.diagnosis.verdict import diagnose
 from desync.diagnosis.words import named, seconds, verb
-from desync.model import Cause, Certainty, Diagnosis, Evidence, Finding, Kind, Motion, RankState, Status
+from desync.model import Cause, Certainty, Diagnosis, Evidence, Finding, Kind, RankState, Status
 
 AWAITED_NS = 1_000_000_000
-"""A rank that others have waited for so long is spoken of; for less, every rank is waited for all the time."""
+"""A rank that others have waited for so long is spoken of; for less, everybody is waited for all the time."""
 
 _LOOK_LONGER = "Look again, for longer (--for 15): a rank that then still stands there will not come by itself."
 _OTHER_MACHINES = "Run `desync inspect` on the other machines of the job as well: whoever is awaited may be there."
@@ -104,49 +104,15 @@ def _doings(scene: Scene, found: Iterable[Finding]) -> tuple[str, ...]:
 
 
 def _recorded(evidence: Evidence) -> Diagnosis:
-    """As the watcher would say it; a rank that has been awaited for long is named, if with less certainty, without waiting."""
+    """As the watcher would say it; who has been awaited for as long as it was looked is named as well, with less certainty."""
     base = diagnose(evidence)
-    if base.findings:
+    if base.findings or evidence.hang_after_ns <= AWAITED_NS:
         return base
-    found = [
-        _awaited(evidence, rank, waiters, waited)
-        for rank, waiters in base.awaiting.items()
-        if (waited := _waited(evidence, waiters)) is not None and waited >= AWAITED_NS
-    ]
-    kept = [finding for finding in found if finding is not None]
-    if not kept or len({finding.cause for finding in kept}) > 1:
-        return base
-    return replace(base, findings=tuple(kept), status=kept[0].status)
-
-
-def _waited(evidence: Evidence, waiters: Iterable[int]) -> int | None:
-    """For how long the last of these has been in the operation in which it is."""
-    times = []
-    for rank in waiters:
-        trace = evidence.trace(rank)
-        last = trace.operations.row(rank, -1) if trace is not None and len(trace.operations) else None
-        if last is not None and last.pending and last.entered is not None:
-            times.append(last.entered)
-    return evidence.observed_at - max(times) if times and evidence.observed_at is not None else None
-
-
-def _awaited(evidence: Evidence, rank: int, waiters: tuple[int, ...], waited: int) -> Finding | None:
-    activity = evidence.activities.get(rank)
-    if activity is None or activity.motion is Motion.UNKNOWN:
-        return None
-    still = activity.motion is Motion.FROZEN
-    where = where_it_is(evidence, rank)
-    what = f"stands still outside of any collective, {where}" if still else f"is late but at work, {where}"
-    cause = Cause.STALLED_RANK if still else Cause.SLOW_RANK
-    return Finding(
-        status=Status.HANG if still else Status.SLOW,
-        cause=cause,
-        certainty=Certainty.POSSIBLE,
-        culprit_ranks=(rank,),
-        summary=f"Rank {rank} {what}; {named(waiters)} {verb(waiters, 'has', 'have')} waited for {seconds(waited)}.",
-        advice=f"{advice(cause)} {_LOOK_LONGER}" if still else advice(cause),
-        evidence=motions(evidence, [rank]),
+    sooner = diagnose(replace(evidence, hang_after_ns=AWAITED_NS))
+    found = tuple(
+        replace(finding, certainty=Certainty.POSSIBLE, advice=f"{finding.advice} {_LOOK_LONGER}") for finding in sooner.findings
     )
+    return replace(sooner, findings=found) if found else base
 
 
 # --- without records

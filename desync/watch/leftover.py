@@ -6,7 +6,7 @@ from pathlib import Path
 
 from desync.evidence.journals import JournalFolder
 from desync.evidence.run_directory import JOURNALS, STACKS, load
-from desync.model import Evidence
+from desync.model import Evidence, RankStacks
 from desync.stacks.faults import read_folder
 
 
@@ -15,9 +15,19 @@ def load_run(run_directory: Path) -> Evidence:
 
     Raises RunDirectoryError if it is no run directory.
     """
+    attempt, stacks = _stacks(run_directory)
+    return load(run_directory, attempt=attempt, stacks=stacks)
+
+
+def left_stacks(run_directory: Path) -> tuple[RankStacks, ...]:
+    """The stacks that ranks of the newest attempt wrote when they were ended."""
+    return _stacks(run_directory)[1]
+
+
+def _stacks(run_directory: Path) -> tuple[int, tuple[RankStacks, ...]]:
     folder = JournalFolder(run_directory / JOURNALS)
     folder.refresh()
     ranks = {process.pid: process.rank for process in folder.ranks().values()}
     attempt = folder.attempts[-1] if folder.attempts else 0
     folder.close()
-    return load(run_directory, attempt=attempt, stacks=read_folder(run_directory / STACKS, attempt, ranks).stacks)
+    return attempt, read_folder(run_directory / STACKS, attempt, ranks).stacks

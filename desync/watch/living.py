@@ -99,7 +99,9 @@ def look_at_run(run_directory: Path, seconds: float) -> Evidence | None:
             observer.sample()
             time.sleep(min(0.1, max(0.0, until - time.monotonic())))
         observer.refresh()
-        observer.take_stacks(observer.live_pids(), STACKS_S, native=False)
+        if not (left := observer.live_pids()):
+            return None  # the job was ended while it was looked at: what its watcher would have seen was not seen here
+        observer.take_stacks(left, STACKS_S, native=False)
         return observer.evidence()
     finally:
         observer.close()

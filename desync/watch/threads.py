@@ -52,6 +52,7 @@ _KERNEL = (
     ("do_wait", "waits for a process that it has started"),
     ("futex", "waits for a lock or another thread"),
     ("pipe", "waits for a pipe"),
+    ("wait_for_partner", "waits for a pipe"),
     ("fifo", "waits for a pipe"),
     ("tty", "waits for the terminal"),
     ("skb", "waits for the network"),
