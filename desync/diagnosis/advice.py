@@ -50,9 +50,21 @@ ADVICE: Mapping[Cause, str] = {
         "or a file."
     ),
     Cause.RENDEZVOUS: "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and world size.",
-    Cause.TEARDOWN: "Call destroy_process_group() on all ranks before they end.",
+    Cause.TEARDOWN: (
+        "Call destroy_process_group() on all ranks, and end what was started (threads, loaders, loggers) before the program "
+        "ends; a thread that may be left alone is made with daemon=True."
+    ),
     Cause.UNKNOWN: "Run it under desync watch from the start, with a larger --hang-after, to see more.",
 }
+
+STOPPED_ADVICE = (
+    "Let it go on (kill -CONT with its pid, or detach the debugger), and look for who stopped it: a person, a terminal, the "
+    "scheduler."
+)
+MEMORY_ADVICE = (
+    "The kernel ended processes for want of memory: give the job more, or let its ranks and their loader workers need less "
+    "(count what all of them need together)."
+)
 
 
 FORGOTTEN = (

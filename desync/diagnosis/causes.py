@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from desync.diagnosis.advice import STOPPED_ADVICE
 from desync.diagnosis.compare import differences
+from desync.diagnosis.doing import doing, is_stopped, motion
 from desync.diagnosis.endings import Manner
 from desync.diagnosis.ends import explain_end
+from desync.diagnosis.memory import caught_out_of_memory
 from desync.diagnosis.order import another_turn_of_one_line, order_mismatch
-from desync.diagnosis.progress import pending_fetch
 from desync.diagnosis.suspect import Explanation, Suspect, same_call
 from desync.diagnosis.turns import left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
-from desync.diagnosis.words import called, counted, named, place, seconds
+from desync.diagnosis.words import called, counted, named, place
 from desync.model import Cause, Certainty, Motion, Operation
 
 Explain = Callable[[Suspect], Explanation | None]
@@ -133,6 +135,8 @@ def same_call_other_arguments(suspect: Suspect) -> Explanation | None:
 def exited_early(suspect: Suspect) -> Explanation | None:
     """It ended of its own will while the others go on."""
     ending = suspect.ending
+    if ending is None and suspect.own is None and suspect.trace.finished is not None:
+        return _program_over(suspect, suspect.trace.finished)
     if ending is None or ending.manner is not Manner.EXITED:
         return None
     status = f" with status {ending.code}" if ending.code is not None else ""
@@ -146,6 +150,20 @@ def exited_early(suspect: Suspect) -> Explanation | None:
     )
 
 
+def _program_over(suspect: Suspect, finished: int) -> Explanation | None:
+    """Its main thread has come to its end, though its process has not; unless another thread does the work."""
+    newest = suspect.trace.operations.row(suspect.rank, -1) if len(suspect.trace.operations) else None
+    if newest is not None and newest.entered is not None and newest.entered > finished:
+        return None
+    return Explanation(
+        Cause.EXITED_EARLY,
+        Certainty.LIKELY,
+        "came to the end of its program while the others went on, and its process waits for its threads",
+        evidence=(f"{named([suspect.rank])}: its main thread ended after {counted(suspect.at.steps, 'step')}",),
+        time=finished,
+    )
+
+
 def slow_rank(suspect: Suspect) -> Explanation | None:
     """It is late and still moves."""
     activity = suspect.activity
@@ -154,8 +172,8 @@ def slow_rank(suspect: Suspect) -> Explanation | None:
     return Explanation(
         Cause.SLOW_RANK,
         Certainty.LIKELY,
-        f"is late but still at work ({_doing(suspect)})",
-        evidence=(_motion(suspect),),
+        f"is late but still at work ({doing(suspect)})",
+        evidence=(motion(suspect),),
     )
 
 
@@ -163,11 +181,12 @@ def stalled_rank(suspect: Suspect) -> Explanation | None:
     """It is alive, in no collective, and frozen."""
     if not suspect.can_come or not is_frozen(suspect):
         return None
-    what = f"is stuck outside any collective ({_doing(suspect)})"
+    what = f"is stuck outside any collective ({doing(suspect)})"
     if suspect.theirs.call.op == "init_process_group":
-        what = f"has not reached init_process_group ({_doing(suspect)})"
-        return Explanation(Cause.RENDEZVOUS, Certainty.LIKELY, what, evidence=(_motion(suspect),))
-    return Explanation(Cause.STALLED_RANK, Certainty.LIKELY, what, evidence=(_motion(suspect),))
+        what = f"has not reached init_process_group ({doing(suspect)})"
+        return Explanation(Cause.RENDEZVOUS, Certainty.LIKELY, what, evidence=(motion(suspect),))
+    advice = STOPPED_ADVICE if is_stopped(suspect.activity) else None
+    return Explanation(Cause.STALLED_RANK, Certainty.LIKELY, what, evidence=(motion(suspect),), advice=advice)
 
 
 def is_frozen(suspect: Suspect) -> bool:
@@ -184,38 +203,9 @@ def waited_long(suspect: Suspect) -> bool:
     return came is not None and now is not None and now - came >= suspect.evidence.hang_after_ns
 
 
-def _doing(suspect: Suspect) -> str:
-    if suspect.activity is not None and suspect.activity.process_state == "stopped":
-        return "its process is stopped: somebody sent SIGSTOP, or a debugger holds it"
-    fetch = pending_fetch(suspect.trace)
-    if fetch is not None:
-        return f"waits for batch {fetch.value} of its data loader"
-    for stacks in suspect.evidence.stacks:
-        if stacks.rank == suspect.rank:
-            for stack in stacks.threads:
-                if stack.thread.startswith("Main") and stack.frames:
-                    frame = next((frame for frame in stack.frames if frame.is_users), stack.frames[0])
-                    return f"in {frame.function}, {frame.file.rpartition('/')[2]}:{frame.line}"
-    last = suspect.at.last
-    return f"after its last {last.kind.value}" if last is not None else "nothing more is known"
-
-
-def _motion(suspect: Suspect) -> str:
-    activity = suspect.activity
-    if activity is None:
-        return f"{named([suspect.rank])}: not sampled"
-    parts = [activity.motion.value]
-    if activity.process_state:
-        parts.append(activity.process_state)
-    if activity.cpu_s is not None:
-        parts.append(f"{activity.cpu_s:.1f} s of CPU")
-    if activity.since is not None and suspect.evidence.observed_at is not None:
-        parts.append(f"for {seconds(suspect.evidence.observed_at - activity.since)}")
-    return f"process of {named([suspect.rank])}: {', '.join(parts)}"
-
-
 CAUSES: tuple[Explain, ...] = (
     own_end,
+    caught_out_of_memory,
     group_creation,
     unused_parameters,
     uneven_inputs,
@@ -233,7 +223,7 @@ CAUSES: tuple[Explain, ...] = (
     slow_rank,
 )
 
-_SIDE = (own_end, unused_parameters, uneven_inputs, left_loop_early)
+_SIDE = (own_end, caught_out_of_memory, unused_parameters, uneven_inputs, left_loop_early)
 
 
 def side_causes(suspect: Suspect) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from desync.model import CallSite, Evidence, Failure, Mark, MarkKind, Trace
+from desync.model import CallSite, Evidence, Failure, KernelKills, Mark, MarkKind, Trace
 
 
 class Manner(enum.Enum):
@@ -38,6 +38,10 @@ class Ending:
     code: int | None = None
     site: CallSite | None = None
     """Where it asked for its own end (``sys.exit``, ``os._exit``), if it did."""
+    was_done: bool = False
+    """Its program was over, or it had destroyed its groups."""
+    kernel_kills: KernelKills | None = None
+    """What the kernel ended for want of memory meanwhile, where that may explain this end."""
     victim: bool = False
     """It is the kind of end that another rank's end or absence causes: an error of communication, the launcher's signal."""
 
@@ -53,8 +57,15 @@ def endings(evidence: Evidence) -> dict[int, Ending]:
     for trace in evidence.traces:
         ending = _ending(trace)
         if ending is not None:
-            found[trace.rank] = ending
+            found[trace.rank] = _with_kills(ending, evidence)
     return found
+
+
+def _with_kills(ending: Ending, evidence: Evidence) -> Ending:
+    if ending.manner is not Manner.KILLED or ending.signal not in (signal.SIGKILL, None):
+        return ending
+    kills = next((kills for kills in evidence.kernel_kills if ending.rank in kills.ranks), None)
+    return replace(ending, kernel_kills=kills)
 
 
 def _ending(trace: Trace) -> Ending | None:
@@ -83,7 +94,15 @@ def _gone(trace: Trace, held: Mark | None) -> Ending:
         return Ending(trace.rank, Manner.HOLDING, held.time, held, victim=is_communication_error(held.failure))
     if number is None and code is not None:
         return Ending(trace.rank, Manner.EXITED, trace.exit.time, code=code)
-    return Ending(trace.rank, Manner.KILLED, trace.exit.time, signal=number, code=code, victim=number == signal.SIGTERM)
+    victim = number == signal.SIGTERM
+    return Ending(
+        trace.rank, Manner.KILLED, trace.exit.time, signal=number, code=code, was_done=_was_done(trace), victim=victim
+    )
+
+
+def _was_done(trace: Trace) -> bool:
+    newest = trace.operations.row(trace.rank, -1) if len(trace.operations) else None
+    return trace.finished is not None or (newest is not None and newest.call.op == "destroy_process_group")
 
 
 def _exit_site(trace: Trace) -> CallSite | None:
@@ -96,7 +115,8 @@ def _code(trace: Trace) -> int | None:
 
 def _last_failure(trace: Trace, uncaught: bool) -> Mark | None:
     marks = [mark for mark in trace.marks if mark.kind is MarkKind.EXCEPTION and mark.failure is not None]
-    return next((mark for mark in reversed(marks) if mark.failure is not None and mark.failure.uncaught is uncaught), None)
+    found = (mark for mark in reversed(marks) if mark.failure is not None and not mark.failure.passed)
+    return next((mark for mark in found if mark.failure is not None and mark.failure.uncaught is uncaught), None)
 
 
 def _still_held(trace: Trace, held: Mark) -> bool:

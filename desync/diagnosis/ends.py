@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
+from desync.diagnosis.advice import MEMORY_ADVICE
 from desync.diagnosis.endings import Ending, Manner
 from desync.diagnosis.structure import is_refusal
 from desync.diagnosis.suspect import Explanation
@@ -71,11 +72,19 @@ def killed(ending: Ending) -> Explanation | None:
     if ending.manner is not Manner.KILLED:
         return None
     by = f"was ended by {signal_name(ending.signal)}" if ending.signal else "vanished without raising or exiting"
+    evidence = [f"{named([ending.rank])}: no exception and no exit was recorded, and its process is gone"]
+    kills = ending.kernel_kills
+    if kills is not None:
+        where = f"in the cgroup of {named(kills.ranks)}" if kills.in_cgroup else "somewhere on this machine"
+        counted = "a process" if kills.count == 1 else f"{kills.count} processes"
+        evidence.append(f"the kernel ended {counted} {where} for want of memory since the job began (oom_kill)")
+        by += ", while the kernel was ending processes of its cgroup for want of memory" if kills.in_cgroup else ""
     return Explanation(
         Cause.KILLED,
         Certainty.PROVEN,
         by,
-        evidence=(f"{named([ending.rank])}: no exception and no exit was recorded, and its process is gone",),
+        evidence=tuple(evidence),
+        advice=MEMORY_ADVICE if kills is not None and kills.in_cgroup else None,
         time=ending.time,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from desync.diagnosis import standing, teardown
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board
 from desync.diagnosis.endings import Ending, Manner
@@ -18,14 +19,15 @@ def other_ends(ends: Mapping[int, Ending], explained: set[int]) -> list[Finding]
     """Ranks that raised, were killed or left with a status although nobody was seen waiting for them."""
     by_reason: dict[tuple[Cause, str], list[tuple[Ending, Explanation]]] = {}
     for rank, ending in ends.items():
-        explanation = explain_end(ending) or _left_with_status(ending)
+        explanation = teardown.aborted(ending) or explain_end(ending) or _left_with_status(ending)
         if explanation is not None and rank not in explained:
             by_reason.setdefault((explanation.cause, explanation.what), []).append((ending, explanation))
     return [_ended(same) for same in by_reason.values()]
 
 
 def _left_with_status(ending: Ending) -> Explanation | None:
-    if ending.manner is not Manner.EXITED or ending.code in (0, None):
+    # Whoever was about to end and was then killed was cleared away by its launcher, most often because of another rank.
+    if ending.manner is not Manner.EXITED or ending.code in (0, None) or ending.signal is not None:
         return None
     where = f" at {place(ending.site)}" if ending.site is not None else ""
     return Explanation(Cause.EXITED_EARLY, Certainty.PROVEN, f"exited with status {ending.code}{where}", time=ending.time)
@@ -41,7 +43,7 @@ def _ended(same: list[tuple[Ending, Explanation]]) -> Finding:
         certainty=explanation.certainty,
         culprit_ranks=culprits if explanation.blames else (),
         summary=f"{who[0].upper()}{who[1:]} {explanation.what}.",
-        advice=advice(explanation.cause),
+        advice=explanation.advice or advice(explanation.cause),
         evidence=tuple(dict.fromkeys(line for _, each in same for line in each.evidence)),
         time=min((ending.time for ending, _ in same if ending.time is not None), default=None),
     )
@@ -82,6 +84,8 @@ def _stalled(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Finding
     operation = here.operation(here.pending[0])
     if operation is None:
         return None
+    if stopped := standing.stopped_inside(evidence, here, operation):
+        return stopped
     return Finding(
         status=Status.HANG,
         cause=Cause.COMMUNICATION_STALLED,
@@ -92,6 +96,7 @@ def _stalled(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Finding
             f"and it has not finished for {waited / 1e9:.0f} s."
         ),
         advice=advice(Cause.COMMUNICATION_STALLED),
+        evidence=standing.in_disk_sleep(evidence, here.came),
         time=here.time,
         divergence=divergence(here),
     )

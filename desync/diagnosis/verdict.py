@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from desync.diagnosis import ambiguity, cycles, pairing, rest, silent, structure
+from desync.diagnosis import ambiguity, cycles, pairing, rest, silent, structure, teardown
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long
@@ -38,6 +38,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     board = lay_out(evidence)
     case = Case(board, endings(evidence), tuple(all_partings(board)))
     findings, awaiting = case.explain()
+    lingering = teardown.lingering(board, case.ends, case.partings) if not findings and not awaiting else ()
+    findings += teardown.hanging(board, case.ends, lingering)
     status = findings[0].status if findings else rest.status_without_finding(evidence, case.ends)
     return Diagnosis(
         findings=tuple(findings),
@@ -45,6 +47,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         states={rank: case.state(rank) for rank in board.traces},
         notes=_notes(evidence, board),
         awaiting=awaiting,
+        lingering=lingering,
     )
 
 

@@ -159,6 +159,7 @@ def _failure(payload: Any) -> Failure:
         frames=_frames(payload["frames"]),
         uncaught=bool(payload["uncaught"]),
         out_of_memory=bool(payload["out_of_memory"]),
+        passed=bool(payload.get("passed", False)),
     )
 
 

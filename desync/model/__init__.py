@@ -21,6 +21,7 @@ from desync.model.evidence import (
     Claim,
     Evidence,
     Job,
+    KernelKills,
     RankStacks,
     Stack,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "Frame",
     "Group",
     "Job",
+    "KernelKills",
     "Kind",
     "Mark",
     "MarkKind",

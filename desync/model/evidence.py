@@ -19,7 +19,7 @@ class Activity:
     since: int | None = None
     """Start of the present state (frozen since …)."""
     process_state: str | None = None
-    """/proc's word: running, sleeping, disk-sleep, stopped, zombie."""
+    """/proc's word: running, sleeping, disk-sleep, stopped, tracing-stop, zombie."""
     cpu_s: float | None = None
     """CPU seconds used during the observation."""
     io_bytes: int | None = None
@@ -28,6 +28,17 @@ class Activity:
     """Whether its main thread ran at all during the observation: one that did not is where it was.  None: not known."""
     waits_for: str | None = None
     """What its main thread waits for, as far as the kernel and the stack tell: "sleeps", "waits for a lock", …"""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelKills:
+    """Processes that the kernel ended for want of memory while these ranks ran."""
+
+    ranks: tuple[int, ...]
+    count: int
+    """Never 0."""
+    in_cgroup: bool
+    """Of the cgroup of these ranks; otherwise anywhere on their machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,8 @@ class Evidence:
 
     memory: Mapping[int, int] = field(default_factory=dict)
     """Resident memory in bytes by rank, when it was last looked at."""
+
+    kernel_kills: tuple[KernelKills, ...] = ()
 
     def trace(self, rank: int) -> Trace | None:
         """The trace of a rank, or None if nothing is known of it."""

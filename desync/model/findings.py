@@ -62,3 +62,5 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     awaiting: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Each absent rank that is alive, with those that wait for it: not (yet) a fault."""
+    lingering: tuple[int, ...] = ()
+    """Ranks that have done their work and may not have ended: nobody waits for them, but the job ends with them."""

@@ -19,6 +19,8 @@ class Failure:
     """Innermost first."""
     uncaught: bool = True
     out_of_memory: bool = False
+    passed: bool = False
+    """It was seen on its way out of a forward or a backward: whether somebody caught it is not said here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,5 +118,14 @@ class Trace:
 
     @property
     def failure(self) -> Mark | None:
-        """The first exception mark."""
-        return next((mark for mark in self.marks if mark.kind is MarkKind.EXCEPTION), None)
+        """The first exception mark, but for those that only passed."""
+        return next((mark for mark in self.marks if mark.kind is MarkKind.EXCEPTION and not _passed(mark)), None)
+
+    @property
+    def passed_failures(self) -> tuple[Mark, ...]:
+        """The exceptions that passed, oldest first."""
+        return tuple(mark for mark in self.marks if mark.kind is MarkKind.EXCEPTION and _passed(mark))
+
+
+def _passed(mark: Mark) -> bool:
+    return mark.failure is not None and mark.failure.passed

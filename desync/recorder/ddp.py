@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, finalize, ref
 
 from desync.journal.layout import Flag, Header, RecordType
-from desync.recorder import buckets, compiler
+from desync.recorder import buckets, compiler, exceptions
 from desync.recorder.groups import Groups
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
@@ -88,6 +88,7 @@ class Ddp:
             ("_pre_forward", self._around_pre_forward),
             ("_post_forward", self._around_post_forward),
             ("register_comm_hook", self._around_comm_hook),
+            ("_inside_ddp_forward", self._around_inside_forward),
         ):
             setattr(DistributedDataParallel, name, wrapper(getattr(DistributedDataParallel, name)))
 
@@ -111,6 +112,16 @@ class Ddp:
             return result
 
         return _pre_forward
+
+    def _around_inside_forward(self, original: Any) -> Any:
+        """See the exceptions of the module's forward without a frame of ours on its stack."""
+
+        @functools.wraps(original)
+        def _inside_ddp_forward(ddp: Any) -> Any:
+            inside = original(ddp)
+            return inside if compiler.is_compiling() else _Forward(inside, self.session)
+
+        return _inside_ddp_forward
 
     def _around_post_forward(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -252,6 +263,24 @@ class Ddp:
         if index < len(known) and known[index].elements == bucket.buffer().numel():
             return known[index].label
         return self._text(_label(f"{index}{watched.title}", []))
+
+
+class _Forward:
+    """DDP's own context around the module's forward, which lets failures be seen on their way out."""
+
+    __slots__ = ("_inside", "_session")
+
+    def __init__(self, inside: Any, session: Session) -> None:
+        self._inside = inside
+        self._session = session
+
+    def __enter__(self) -> Any:
+        return self._inside.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        if error is not None:
+            exceptions.passing(self._session, error)
+        return self._inside.__exit__(kind, error, trace)
 
 
 def _forget(launches: buckets.Launches) -> None:

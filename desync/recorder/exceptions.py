@@ -34,6 +34,16 @@ def held_back(session: Session) -> None:
         record(session, error, uncaught=False)
 
 
+@quiet("recording exceptions")
+def passing(session: Session, error: BaseException) -> None:
+    """Record that memory ran out under a forward or a backward: whoever catches that on one rank leaves out what others do.
+
+    Other exceptions are left alone here: what is caught is no business of ours unless it keeps a rank from the others.
+    """
+    if is_out_of_memory(error):
+        record(session, error, uncaught=False, passed=True)
+
+
 def _identity(error: BaseException) -> Raised:
     """An id alone will not do: the next exception often lies where the last one was."""
     trace = error.__traceback__
@@ -48,7 +58,7 @@ def _identity(error: BaseException) -> Raised:
 
 
 @quiet("recording exceptions")
-def record(session: Session, error: BaseException, uncaught: bool) -> None:
+def record(session: Session, error: BaseException, uncaught: bool, passed: bool = False) -> None:
     """Record an exception with its message and last frames."""
     payload = {
         "type": _type_name(error),
@@ -56,6 +66,7 @@ def record(session: Session, error: BaseException, uncaught: bool) -> None:
         "frames": _frames(error),
         "uncaught": uncaught,
         "out_of_memory": is_out_of_memory(error),
+        "passed": passed,
     }
     writer = session.writer
     # The same failure again (a retry in every step) must not fill the heap.

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from desync.journal.layout import Header, RecordType
-from desync.recorder import backwards, compiler
+from desync.recorder import backwards, compiler, exceptions
 from desync.recorder import session as sessions
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import Sites
@@ -107,8 +107,8 @@ class Marks:
             serial = self._backward_begins()
             try:
                 original(*arguments, **options)
-            except BaseException:
-                self._backward_failed(serial)
+            except BaseException as error:
+                self._backward_failed(serial, error)
                 raise
             self._backward_ends(serial)
 
@@ -133,9 +133,10 @@ class Marks:
             self.session.writer.left(serial)
 
     @quiet("marking backward")
-    def _backward_failed(self, serial: int | None) -> None:
+    def _backward_failed(self, serial: int | None, error: BaseException) -> None:
         if serial is not None:
             self._launched.ends(serial, failed=True)
+            exceptions.passing(self.session, error)
 
     @quiet("marking optimizer steps")
     def _optimizer(self) -> None:

@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from desync.model import CallSite, Divergence, Evidence, Finding, Frame, MarkKind, Operation, OperationState, RankState, Trace
-from desync.report.frames import bounded_frame, main_stack, newest, user_frames
+from desync.model import (
+    CallSite,
+    Cause,
+    Divergence,
+    Evidence,
+    Finding,
+    Frame,
+    MarkKind,
+    Operation,
+    OperationState,
+    RankState,
+    Trace,
+)
+from desync.report.frames import bounded_frame, is_main, main_stack, newest, user_frames
 from desync.report.model import Place, Role
 from desync.report.text import NAME, bounded
 
@@ -16,7 +28,7 @@ MAX_PLACES = 64
 
 def places_of(finding: Finding, evidence: Evidence, states: dict[int, RankState]) -> tuple[Place, ...]:
     """The places of a finding's culprits, then of those that wait for them; equal places are one with their ranks."""
-    culprits = [_culprit(rank, finding.divergence, evidence, states) for rank in finding.culprit_ranks]
+    culprits = [_culprit(rank, finding, evidence, states) for rank in finding.culprit_ranks]
     waiting = [_inside(rank, finding.divergence) or _elsewhere(rank, evidence) for rank in _others(finding)]
     return (*_merged(culprits), *_merged(waiting))[:MAX_PLACES]
 
@@ -48,12 +60,14 @@ def _frames(site: CallSite | None) -> tuple[Frame, ...]:
     return site.frames if site else ()
 
 
-def _culprit(rank: int, divergence: Divergence | None, evidence: Evidence, states: dict[int, RankState]) -> Place | None:
+def _culprit(rank: int, finding: Finding, evidence: Evidence, states: dict[int, RankState]) -> Place | None:
     """The most telling place: where it raised, what it does instead, where it ended itself or stands, what it did last."""
     trace = evidence.trace(rank)
     return (
         _raised(trace, states.get(rank))
-        or _inside(rank, divergence)
+        or (_ran_out(trace) if finding.cause is Cause.OUT_OF_MEMORY else None)
+        or (_any_thread(rank, evidence) if finding.cause is Cause.TEARDOWN else None)
+        or _inside(rank, finding.divergence)
         or _exited(trace, states.get(rank))
         or _standing(rank, evidence)
         or (_last(trace) if trace else None)
@@ -66,6 +80,22 @@ def _raised(trace: Trace | None, state: RankState | None) -> Place | None:
         return None
     frames = user_frames(mark.failure.frames) or mark.failure.frames[:1] or _frames(mark.site)
     return _place(trace.rank, Role.RAISED, frames)
+
+
+def _ran_out(trace: Trace | None) -> Place | None:
+    """Where memory ran out under a rank that caught it."""
+    mark = trace.passed_failures[-1] if trace and trace.passed_failures else None
+    return _place(trace.rank, Role.RAISED, _frames(mark.site)) if trace and mark else None
+
+
+def _any_thread(rank: int, evidence: Evidence) -> Place | None:
+    """Where a thread runs the user's code, the main one if it does: of a rank whose program is over it may be any."""
+    for sample in newest(stacks for stacks in evidence.stacks if stacks.rank == rank):
+        threads = sorted(sample.threads, key=lambda stack: not is_main(stack.thread))
+        found = next((frames for stack in threads if (frames := user_frames(stack.frames))), ())
+        if place := _place(rank, Role.AT, found):
+            return place
+    return None
 
 
 def _exited(trace: Trace | None, state: RankState | None) -> Place | None:

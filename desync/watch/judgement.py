@@ -26,10 +26,10 @@ def has_recovered(reported: Diagnosis, evidence: Evidence, *, still_found: bool)
     finding = standstill(reported)
     if finding is None or finding.status is not Status.HANG:
         return False
-    if finding.divergence is None:
-        return not still_found
-    waiting = _waiting(finding.divergence)
     traces = {trace.rank: trace for trace in evidence.traces}
+    if finding.divergence is None:
+        return not still_found and not any(_was_ended(traces.get(rank)) for rank in finding.culprit_ranks)
+    waiting = _waiting(finding.divergence)
     return bool(waiting) and all(_completed(traces.get(rank), operation) for rank, operation in waiting.items())
 
 
@@ -39,6 +39,11 @@ def _waiting(divergence: Divergence) -> Mapping[int, Operation]:
         for rank, at in divergence.by_rank.items()
         if at.state is not OperationState.ABSENT and at.operation is not None and at.operation.pending
     }
+
+
+def _was_ended(trace: Trace | None) -> bool:
+    """Whether a rank's process is gone without having ended by itself and well."""
+    return trace is not None and trace.exit is not None and not (trace.exit.announced and trace.exit.code in (0, None))
 
 
 def _completed(trace: Trace | None, waited: Operation) -> bool:

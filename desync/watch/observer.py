@@ -14,12 +14,15 @@ import psutil
 from desync.evidence.journals import JournalFolder, RankProcess
 from desync.evidence.run_directory import JOURNALS, STACKS
 from desync.journal.reader import Pulse
-from desync.model import Activity, Evidence, Exit, Job, RankStacks, Trace
+from desync.model import Activity, Evidence, Exit, Job, Motion, RankStacks, Trace
 from desync.stacks import faults
 from desync.stacks.pyspy import TakenStacks, take
 from desync.watch.activity import ActivityTracker, ProcessSampler
 from desync.watch.exits import ExitCodes
+from desync.watch.kernel_kills import KernelKillCounters
 from desync.watch.processes import ExitWatch
+from desync.watch.states import StandingRanks
+from desync.watch.threads import waits_for
 
 SAMPLE_EVERY_S = 0.5
 STACK_EVERY_S = 2.0
@@ -47,6 +50,9 @@ class Observer:
         self._stack_notes: tuple[str, ...] = ()
         self._memory: dict[int, int] = {}
         self._next_memory = 0.0
+        self._standing = StandingRanks()
+        self._next_standing = 0.0
+        self._kernel_kills = KernelKillCounters()
 
     def wake_on_exit(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` (from another thread) as soon as a rank's process ends."""
@@ -60,8 +66,9 @@ class Observer:
     def refresh(self) -> None:
         """Find new journals and watch their processes."""
         self.folder.refresh()
-        for process in self._local().values():
+        for rank, process in self._local().items():
             self._exit_watch.add(process.pid, process.started)
+            self._kernel_kills.add(rank, process.pid)
 
     def _local(self, attempt: int | None = None) -> dict[int, RankProcess]:
         return {rank: p for rank, p in self.folder.ranks(attempt).items() if p.node == self._node}
@@ -122,6 +129,9 @@ class Observer:
         if now >= self._next_memory:
             self._next_memory = now + MEMORY_EVERY_S
             self._sample_memory()
+        if now >= self._next_standing:
+            self._next_standing = now + SAMPLE_EVERY_S
+            self._standing.look(self.live_pids(), time.time_ns())
         due = {rank: one for rank, one in self._awaited.items() if now >= one.next_sample}
         if not due:
             return
@@ -143,8 +153,17 @@ class Observer:
                 self._memory[rank] = int(psutil.Process(pid).memory_info().rss)
 
     def activities(self) -> dict[int, Activity]:
-        """What the samples say of the awaited ranks."""
-        return {rank: one.tracker.activity for rank, one in self._awaited.items()}
+        """What the samples say of the awaited ranks, and of those that stand still wherever they are."""
+        awaited = {rank: self._with_reason(one.tracker.activity, one.sampler.pid) for rank, one in self._awaited.items()}
+        return {**self._standing.activities(), **awaited}
+
+    def _with_reason(self, activity: Activity, pid: int) -> Activity:
+        """What a rank that stands still waits for, as its newest stack and the kernel tell."""
+        if activity.motion is not Motion.FROZEN:
+            return activity
+        threads = self.stacks[activity.rank].threads if activity.rank in self.stacks else ()
+        frames = next((stack.frames for stack in threads if stack.thread.startswith("Main")), ())
+        return replace(activity, waits_for=waits_for(pid, activity.process_state, frames))
 
     # --- stacks
 
@@ -168,10 +187,11 @@ class Observer:
         if ended or self._exit_watch.exits():
             left = self._left_behind(wanted)
             notes += tuple(f"rank {rank} wrote: {words}" for rank, words in sorted(left.fatal.items()))
+        exits = self.exits(wanted)
         found = self.folder.evidence(
             self.job,
             activities=self.activities(),
-            exits=self.exits(wanted),
+            exits=exits,
             observed_at=time.time_ns(),
             ended=ended,
             hang_after_ns=self._hang_after_ns,
@@ -181,7 +201,7 @@ class Observer:
         taken: tuple[RankStacks, ...] = tuple(self.stacks[rank] for rank in sorted(self.stacks))
         known = {stack.rank for stack in taken} - _went_on(taken, found.traces)
         found = replace(found, stacks=(*taken, *(stack for stack in left.stacks if stack.rank not in known)))
-        return replace(found, memory=dict(self._memory))
+        return replace(found, memory=dict(self._memory), kernel_kills=self._kernel_kills.kills() if exits else ())
 
     def _left_behind(self, attempt: int | None) -> faults.FaultStacks:
         ranks = {process.pid: rank for rank, process in self._local(attempt).items()}

@@ -34,6 +34,13 @@ def share(before: Clock, after: Clock, window_ns: int) -> float:
     return (after.ran_ns - before.ran_ns + after.queued_ns - before.queued_ns) / max(window_ns, 1)
 
 
+_FUNCTIONS = (
+    ("queue.py", "put", "waits for room in a full queue"),
+    ("queue.py", "get", "waits for something in an empty queue"),
+    ("threading.py", "join", "waits for another thread"),
+    ("futures/_base.py", "result", "waits for the result of a future"),
+)
+"""What a function of the standard library among the innermost frames tells; asked first."""
 _FRAMES = (
     ("torch/utils/data/dataloader.py", "waits for its data loader"),
     ("multiprocessing/connection.py", "waits for another process"),
@@ -49,8 +56,8 @@ _KERNEL = (
     ("nanosleep", "sleeps"),
     ("flock", "waits for a lock on a file"),
     ("locks_lock", "waits for a lock on a file"),
-    ("do_wait", "waits for a process that it has started"),
     ("futex", "waits for a lock or another thread"),
+    ("do_wait", "waits for a process that it has started"),
     ("pipe", "waits for a pipe"),
     ("wait_for_partner", "waits for a pipe"),
     ("fifo", "waits for a pipe"),
@@ -75,6 +82,10 @@ def waits_for(pid: int, state: str | None, frames: Sequence[Frame], proc: Path =
     """What a main thread that stands still waits for; None if nothing tells."""
     if state in _STATES:
         return _STATES[state]
+    inside = [(f"/{frame.file}", frame.function.rpartition(".")[2]) for frame in frames[:INNERMOST]]
+    for end, function, words in _FUNCTIONS:
+        if any(file.endswith(f"/{end}") and name == function for file, name in inside):
+            return words
     for end, words in _FRAMES:
         if any(f"/{frame.file}".endswith(f"/{end}") for frame in frames[:INNERMOST]):
             return words

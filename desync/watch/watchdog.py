@@ -112,7 +112,7 @@ class Watchdog:
         if diagnosis is None:
             self._pace.looked(begun, time.monotonic(), suspected=False)
             return
-        self.observer.watch_closely(diagnosis.awaiting)
+        self.observer.watch_closely((*diagnosis.awaiting, *diagnosis.lingering))
         finding = worth_reporting(diagnosis)
         live = self._live
         if live is not None and standstill(live.diagnosis) is not None:
@@ -121,9 +121,9 @@ class Watchdog:
             self._report(evidence, diagnosis, worse)
         elif live is None and finding is not None:
             self._report(evidence, diagnosis, finding)
-        elif not diagnosis.awaiting and not self._faults:
+        elif not diagnosis.awaiting and not diagnosis.lingering and not self._faults:
             self.observer.drop_stacks()
-        suspected = finding is not None or bool(diagnosis.awaiting)
+        suspected = finding is not None or bool(diagnosis.awaiting or diagnosis.lingering)
         self._pace.looked(begun, time.monotonic(), suspected=suspected, at_rest=self._live is not None)
 
     def _judge(self, evidence: Evidence) -> Diagnosis | None:

@@ -30,6 +30,7 @@ STATUSES = {
     "handles_sigterm": 11,
     "is_interrupted": -signal.SIGINT,
     "runs_out_of_memory": 1,
+    "skips_what_does_not_fit": 0,
     "holds_back": 1,
     "recovers": 0,
     "hides_its_exceptions": 1,
@@ -129,6 +130,19 @@ def test_an_exception_that_finally_holds_back_is_marked_before_the_barrier(job: 
 def test_handled_exceptions_are_marked_once_each(job: jobs.Finished) -> None:
     messages = [mark.failure.message for _, mark in exceptions(trace_of(job, "recovers")) if mark.failure]
     assert messages == ["first", "second"]
+
+
+def test_memory_that_ran_out_and_was_caught_is_marked_as_passing(job: jobs.Finished) -> None:
+    trace = trace_of(job, "skips_what_does_not_fit")
+    passed = [mark.failure for mark in trace.passed_failures if mark.failure is not None]
+    assert [failure.out_of_memory for failure in passed] == [True, True]
+    assert [at(mark, PROGRAM) for mark in trace.passed_failures[:1]] == ["in_forward"]
+    assert "in backward" in passed[1].message
+    assert passed[1].frames[0].line == line_of(PROGRAM, "in_backward")
+    held = trace.failure
+    assert held is not None, "the handler of the second one goes on to communicate"
+    assert held.failure is not None
+    assert (held.failure.message, held.failure.passed, held.after) == (passed[1].message, False, len(operations(trace)) - 1)
 
 
 def test_leaving_by_sys_exit_is_said_while_the_rank_still_cleans_up(job: jobs.Finished) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.compiler
@@ -92,6 +93,43 @@ def runs_out_of_memory() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")  # @out_of_memory
 
 
+class TooLarge(torch.autograd.Function):
+    """Fits, but its gradient does not."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory in backward")  # @in_backward
+
+
+class Model(torch.nn.Linear):
+    """A model for which a batch may be too large, or wrong."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if len(batch) == 3:
+            raise ValueError("no batch of three")
+        if len(batch) == 2:
+            torch.ones(1 << 50)  # @in_forward
+        return super().forward(batch)
+
+
+def skips_what_does_not_fit() -> None:
+    """Memory runs out in a forward and in a backward, both are caught; another error is nobody's business."""
+    model = torch.nn.parallel.DistributedDataParallel(Model(2, 1))
+    for rows in (2, 3):
+        try:
+            model(torch.ones(rows, 2))
+        except (RuntimeError, ValueError):
+            continue
+    try:
+        TooLarge.apply(torch.ones(1, requires_grad=True)).sum().backward()
+    except RuntimeError:
+        dist.destroy_process_group()
+
+
 def holds_back() -> None:
     try:
         {}["missing"]  # @missing
@@ -162,6 +200,7 @@ ENDINGS: list[Callable[[], None]] = [
     handles_sigterm,
     is_interrupted,
     runs_out_of_memory,
+    skips_what_does_not_fit,
     holds_back,
     recovers,
     hides_its_exceptions,

@@ -104,13 +104,31 @@ def restarted(me: Rank) -> None:
     time.sleep(600)
 
 
-PLAYS = {play.__name__: play for play in (agree, other_operation, late, killed, restarted)}
+def lingers(me: Rank) -> None:
+    """Rank 1 comes to the end of its program, and one of its threads does not."""
+    me.step(3)
+    if me.rank == 1:
+        me.writer.main_over()
+        time.sleep(600)
+
+
+def stopped(me: Rank) -> None:
+    """Both are in the third operation, and one of them is stopped there."""
+    me.step(2)
+    me.enter("all_reduce")
+    if me.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+
+
+PLAYS = {play.__name__: play for play in (agree, other_operation, late, killed, lingers, stopped, restarted)}
 
 
 def launch(play: str, *more: str) -> int:
     command = [sys.executable, __file__, play]
     ranks = [subprocess.Popen([*command, str(rank), *more], start_new_session=True) for rank in range(WORLD)]
-    while all(rank.poll() is None for rank in ranks) or (play in ("late", "agree") and None in [r.poll() for r in ranks]):
+    patient = play in ("late", "agree", "lingers")
+    while all(rank.poll() is None for rank in ranks) or (patient and None in [r.poll() for r in ranks]):
         time.sleep(0.02)
     if play == "killed":
         time.sleep(600)  # a launcher that does not notice

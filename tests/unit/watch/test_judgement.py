@@ -11,6 +11,7 @@ from desync.model import (
     Diagnosis,
     Divergence,
     Evidence,
+    Exit,
     Finding,
     Group,
     Job,
@@ -81,6 +82,16 @@ def test_a_hang_without_a_place_has_passed_when_nothing_is_found_any_more() -> N
     anywhere = diagnosis(replace(HANG, divergence=None))
     assert has_recovered(anywhere, Evidence(Job(), ()), still_found=False)
     assert not has_recovered(anywhere, Evidence(Job(), ()), still_found=True)
+
+
+@pytest.mark.parametrize(
+    ("exit_", "recovered"),
+    [(Exit(9, 0, announced=True), True), (Exit(9, -15), False), (Exit(9, None), False), (Exit(9, -6, announced=True), False)],
+)
+def test_a_rank_that_had_to_be_ended_has_not_recovered(exit_: Exit, recovered: bool) -> None:
+    anywhere = diagnosis(replace(HANG, divergence=None))
+    evidence = Evidence(Job(), (trace(0, 1), replace(trace(1, 1), exit=exit_)))
+    assert has_recovered(anywhere, evidence, still_found=False) is recovered
 
 
 def test_who_is_only_late_does_not_interrupt_the_user() -> None:

@@ -153,6 +153,23 @@ def test_a_frozen_rank_is_reported_and_its_coming_after_all_is_said(tmp_path: Pa
     assert "desync: recovered: " in watched.text("err")
 
 
+def test_a_rank_that_cannot_end_when_all_is_done_is_named_and_ended(tmp_path: Path) -> None:
+    with watching(tmp_path, *play("lingers", "--on-hang", "kill", "--hang-after", "1.5")) as watched:
+        assert watched.wait() == 3
+    verdict = watched.report["verdict"]
+    assert (verdict["status"], verdict["cause"], verdict["culprit_ranks"]) == ("hang", "teardown", [1])
+    assert verdict["places"][0]["frame"]["function"] == "lingers"
+    assert watched.ranks_alive() == 0
+
+
+def test_a_rank_that_is_stopped_inside_an_operation_is_told_from_those_that_wait(tmp_path: Path) -> None:
+    with watching(tmp_path, *play("stopped", "--on-hang", "kill", "--hang-after", "1.5")) as watched:
+        assert watched.wait() == 3
+    verdict = watched.report["verdict"]
+    assert (verdict["status"], verdict["cause"], verdict["culprit_ranks"]) == ("hang", "stalled_rank", [1])
+    assert watched.ranks_alive() == 0
+
+
 def test_a_rank_that_is_killed_is_named_with_its_signal_while_its_launcher_notices_nothing(tmp_path: Path) -> None:
     with watching(tmp_path, *play("killed", "--on-hang", "kill", "--hang-after", "1")) as watched:
         watched.cue()
