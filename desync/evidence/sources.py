@@ -13,6 +13,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -36,6 +37,10 @@ BASE_UNPACKED, MAX_RATIO = 1 << 30, 100
 """What is compressed is read up to this many bytes, and this many times its size."""
 BAD_STREAM = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError)
 """What reading a broken archive can raise."""
+
+
+TEXT_PICKLE = re.compile(rb"(?:\(dp?\d*\n|\(lp?\d*\n|c[A-Za-z_][\w.]{0,100}\n[A-Za-z_]\w{0,100}\n(?:p\d|\())")
+"""Beginning of a pickle of protocol 0, which is text: a dictionary, a list, or the name of something to be loaded."""
 
 
 class Type(enum.Enum):
@@ -98,6 +103,8 @@ def find(names: list[str]) -> Sources:
     for name in names:
         for path in _expanded(name):
             finder.look(path, explicit=True)
+    if not (finder.found or finder.runs or finder.notes):
+        finder.note(", ".join(names), "it holds no file")
     return Sources(tuple(finder.found), tuple(finder.runs), tuple(finder.notes[:MAX_NOTES]), tuple(finder.archives))
 
 
@@ -162,21 +169,31 @@ class _Finder:
         if status.st_size == 0:
             self.note(path, "it is empty")
             return
-        opener = _plain(path)
+        looked = self._looked_into(str(path), _plain(path), status.st_size)
+        if looked is None:
+            return
+        content, head, packed = looked
+        if head[257:262] == b"ustar":
+            self._archive(path, content, spool=packed)
+        else:
+            self._add(str(path), content, head, None if packed else path, status.st_mtime)
+
+    def _looked_into(
+        self, name: str, opener: Callable[[], BinaryIO], size: int
+    ) -> tuple[Callable[[], BinaryIO], bytes, bool] | None:
+        """How to open the content of a file or member, its beginning, and whether it is compressed; None with a note."""
         try:
-            unpack = _unpacker(opener, status.st_size)
+            unpack = _unpacker(opener, size)
             content = unpack or opener
             with content() as stream:
                 head = stream.read(HEAD)
         except NoZstandardError as error:
-            self.note(path, str(error))
+            self.note(name, str(error))
         except BAD_STREAM as error:
-            self.note(path, getattr(error, "strerror", None) or f"it is damaged ({type(error).__name__})")
+            self.note(name, getattr(error, "strerror", None) or f"it is damaged ({type(error).__name__})")
         else:
-            if head[257:262] == b"ustar":
-                self._archive(path, content, spool=unpack is not None)
-            else:
-                self._add(str(path), content, head, None if unpack else path, status.st_mtime)
+            return content, head, unpack is not None
+        return None
 
     def _archive(self, path: Path, content: Callable[[], BinaryIO], *, spool: bool) -> None:
         """The members of an archive, to be read where they lie; a compressed one is unpacked into a nameless file first."""
@@ -188,18 +205,24 @@ class _Finder:
                     if count >= MAX_FILES:
                         self.note(path, f"it has more than {MAX_FILES} members")
                         break
-                    if member.isreg() and member.size and not member.issparse():
-                        opener = _range(file, member.offset_data, member.size)
-                        with opener() as stream:
-                            head = stream.read(HEAD)
-                        self._add(f"{path}!{member.name}", opener, head, None, float(member.mtime))
+                    self._member(f"{path}!{member.name}", file, member)
         except BAD_STREAM as error:
             self.note(path, f"the archive is damaged ({type(error).__name__})")
+
+    def _member(self, name: str, file: BinaryIO, member: tarfile.TarInfo) -> None:
+        if member.issparse():
+            self.note(name, "it is stored with holes (tar --sparse); unpack the archive first")
+        elif member.isreg() and member.size:
+            looked = self._looked_into(name, _range(file, member.offset_data, member.size), member.size)
+            if looked is not None:
+                content, head, _ = looked
+                self._add(name, content, head, None, float(member.mtime))
 
     def _add(self, name: str, opener: Callable[[], BinaryIO], head: bytes, path: Path | None, modified: float) -> None:
         kind = recognise(head)
         if kind is None:
-            self.note(name, "it is none of the kinds of file that are known")
+            zipped = "it is a zip archive; unpack it first"
+            self.note(name, zipped if head[:4] == b"PK\x03\x04" else "it is none of the kinds of file that are known")
             return
         self.found.append(Source(name, kind, path, head, modified, opener))
 
@@ -302,7 +325,7 @@ class _Range(io.RawIOBase):
 def recognise(head: bytes) -> Type | None:
     """What a file is, by its first bytes; None for what is known to be nothing of use."""
     start = head.lstrip()[:1]
-    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+    if (head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")) or TEXT_PICKLE.match(head):
         return Type.DUMP
     if start in (b"{", b"[") and (kind := _json_type(head)) is not None:
         return kind

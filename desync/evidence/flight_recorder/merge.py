@@ -223,4 +223,4 @@ def _notes(dumps: Mapping[int, RawDump]) -> Iterable[str]:
         yield "the dumps are of different layouts, hence of different versions of torch"
     yield "a dump holds no root, no reduce operation and nothing that happens outside of collectives"
     if not any(dump.stacks for dump in dumps.values()) and any(dump.calls for dump in dumps.values()):
-        yield "the dumps hold no stacks; TORCH_INCLUDE_STACK_TRACE=1 keeps them in pickles (the JSON form never has any)"
+        yield "the dumps hold no stacks; TORCH_INCLUDE_STACK_TRACE set to 1 keeps them in pickles (the JSON form never has any)"

@@ -38,8 +38,8 @@ def loads(data: bytes) -> Any:
 
 
 def _pickle(data: bytes) -> Any:
-    # A protocol above 2 starts with its number; what starts otherwise is text or rubbish, and protocol 0 is text too.
-    if data[:1] != b"\x80":
+    # A protocol from 2 on starts with its number; of what starts otherwise only protocol 0 is looked at, which is text.
+    if data[:1] not in (b"\x80", b"(", b"c"):
         raise RefusedError(TEXT)
     try:
         # A reader that can be peeked into spares the unpickler a call for every few bytes: four times faster.

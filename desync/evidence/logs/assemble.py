@@ -25,6 +25,7 @@ MAX_AHEAD = 64
 FAR = 1000
 """A counter that is further off than this is of something else (p2p, another group), whatever it is called."""
 GLOO_TIMEOUT = re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation|Application timeout caused pair closure")
+STACK_SWITCH = "TORCH_FR_BUFFER_SIZE set to 2000 (TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9)"
 P2P = frozenset({"send", "recv"})
 
 
@@ -301,9 +302,9 @@ def _notes(facts: Facts, ranks: Ranks) -> Iterable[str]:
     if facts.survived:
         yield "the log holds errors after which the job went on and ended well; they were not taken for faults"
     if facts.repeated:
-        yield f"Ray has folded {facts.repeated} lines away; RAY_DEDUP_LOGS=0 keeps those of all ranks"
+        yield f"Ray has folded {facts.repeated} lines away; RAY_DEDUP_LOGS set to 0 keeps those of all ranks"
     if facts.timeouts and not facts.stacks:
-        yield "no stack of the stuck operation; TORCH_FR_BUFFER_SIZE=2000 (TORCH_NCCL_TRACE_BUFFER_SIZE before 2.9) adds it"
+        yield f"no stack of the stuck operation; {STACK_SWITCH} adds it"
     if ranks.inferred:
         yield f"members of group {', '.join(sorted(ranks.inferred)[:8])} were partly inferred from the distances of its ranks"
     if any(dump.enqueued > 0 for dump in facts.dumps):
