@@ -143,7 +143,7 @@ def exited_early(suspect: Suspect) -> Explanation | None:
     where = f" at {place(ending.site)}" if ending.site is not None else ""
     return Explanation(
         Cause.EXITED_EARLY,
-        Certainty.PROVEN,
+        ending.certainty,
         f"exited{status}{where} while the others went on",
         evidence=(f"{named([suspect.rank])}: exit recorded after {counted(suspect.at.steps, 'step')}",),
         time=ending.time,

@@ -10,7 +10,7 @@ import enum
 import signal
 from dataclasses import dataclass, replace
 
-from desync.model import CallSite, Evidence, Failure, KernelKills, Mark, MarkKind, Trace
+from desync.model import CallSite, Certainty, Evidence, Failure, KernelKills, Mark, MarkKind, Trace
 
 
 class Manner(enum.Enum):
@@ -44,6 +44,11 @@ class Ending:
     """What the kernel ended for want of memory meanwhile, where that may explain this end."""
     victim: bool = False
     """It is the kind of end that another rank's end or absence causes: an error of communication, the launcher's signal."""
+
+    @property
+    def certainty(self) -> Certainty:
+        """That it ended of its own will: a status without the call that asked for it may be that of a lost exception."""
+        return Certainty.PROVEN if self.code in (0, None) or self.site is not None else Certainty.LIKELY
 
     @property
     def error(self) -> Failure | None:

@@ -27,10 +27,10 @@ def other_ends(ends: Mapping[int, Ending], explained: set[int]) -> list[Finding]
 
 def _left_with_status(ending: Ending) -> Explanation | None:
     # Whoever was about to end and was then killed was cleared away by its launcher, most often because of another rank.
-    if ending.manner is not Manner.EXITED or ending.code in (0, None) or ending.signal is not None:
+    if ending.manner is not Manner.EXITED or ending.code in (0, None) or ending.signal is not None or ending.victim:
         return None
     where = f" at {place(ending.site)}" if ending.site is not None else ""
-    return Explanation(Cause.EXITED_EARLY, Certainty.PROVEN, f"exited with status {ending.code}{where}", time=ending.time)
+    return Explanation(Cause.EXITED_EARLY, ending.certainty, f"exited with status {ending.code}{where}", time=ending.time)
 
 
 def _ended(same: list[tuple[Ending, Explanation]]) -> Finding:

@@ -132,7 +132,6 @@ def test_a_healthy_job_stays_healthy_at_every_moment_of_half_of_the_evidence() -
 WAITS = Op(line=15, done=False)
 
 
-@pytest.mark.xfail(strict=True, reason="an exit with a status and no exception on record is called exited_early, proven")
 def test_an_exit_with_a_status_of_which_the_reason_is_not_known_is_not_proven_to_be_a_mere_exit() -> None:
     gone = trace(2, [Op(line=15)], exit=left(2, code=1))
     (finding,) = diagnose(job(trace(0, [Op(line=15), WAITS]), trace(1, [Op(line=15), WAITS]), gone)).findings
@@ -140,7 +139,6 @@ def test_an_exit_with_a_status_of_which_the_reason_is_not_known_is_not_proven_to
     assert (finding.cause, finding.certainty) != (Cause.EXITED_EARLY, Certainty.PROVEN)
 
 
-@pytest.mark.xfail(strict=True, reason="a rank whose operation failed under it is blamed if its exception is not on record")
 @pytest.mark.parametrize("end", [left(4, code=1), left(4, code=-15)], ids=["status 1", "told to end"])
 def test_a_rank_whose_operation_failed_under_it_is_a_victim_also_without_its_exception(end: Exit) -> None:
     """Seen in real runs of fault_scenarios/killed.py and shape_mismatch.py, with their marks cut away."""
