@@ -146,17 +146,18 @@ def _weighed(finding: Finding, evidence: Evidence) -> Finding:
     if _has_lines(finding):
         told = _is_recorded(finding) and (finding.cause is Cause.ARGUMENT_MISMATCH or _has_past(finding, evidence))
         return finding if told else replace(finding, certainty=Certainty.POSSIBLE)
-    if finding.cause is Cause.ARGUMENT_MISMATCH and any(
-        claim.kind is ClaimKind.MISMATCH and claim.seq == finding.divergence.seq for claim in evidence.claims
-    ):
-        return replace(finding, status=Status.CRASH)  # torch has compared them itself, and raises at once
+    seq, name = finding.divergence.seq, finding.divergence.group.name
+    if any(claim.kind is ClaimKind.MISMATCH and claim.seq == seq for claim in evidence.claims):
+        finding = replace(finding, status=Status.CRASH)  # torch has compared them itself, and raises at once
+        if finding.cause is Cause.ARGUMENT_MISMATCH:
+            return finding
     if len(finding.culprit_ranks) == 1:
         trace = evidence.trace(finding.culprit_ranks[0])
         broken = newest_break(trace) if trace is not None else None
         if (
             broken is not None
-            and broken.seq == finding.divergence.seq
-            and broken.operation.group == finding.divergence.group.name
+            and broken.seq == seq
+            and broken.operation.group == name
         ):
             cause = _CHANGES.get(broken.change)
             if cause is not None:

@@ -163,7 +163,7 @@ def sizes(evidence: Evidence, found: list[Finding]) -> list[Finding]:
 def refused(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     """torch's own wrapper refused an operation, and the log does not show what each rank called."""
     claims = [claim for claim in _of(evidence, ClaimKind.MISMATCH) if claim.seq is not None]
-    if not claims or any(finding.divergence is not None for finding in found) or _decided(found):
+    if not claims or not all(_nobody_seen(finding) for finding in found):
         return found
     claim = claims[0]
     who = f"{capital(named(claim.ranks))} called something else than others" if claim.ranks else "Ranks called different things"
@@ -178,7 +178,7 @@ def refused(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         time=claim.time,
         divergence=_divergence(evidence, claim),
     )
-    return [finding, *(each for each in found if each.cause not in _OPEN)]
+    return [finding]
 
 
 def rendezvous(evidence: Evidence, found: list[Finding]) -> list[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -73,7 +73,7 @@ def assemble(facts: Facts) -> LogEvidence:
     _add_lagging(drafts, facts, ranks)
     _add_fingerprints(drafts, facts, ranks)
     ends = failures(facts, ranks)
-    _add_gloo_waits(drafts, ends)
+    _add_gloo_waits(drafts, ends, ranks.world)
     _add_ends(drafts, ends)
     if not facts.failed and not facts.troubles and ranks.world <= MAX_SILENT:
         for rank in range(ranks.world):
@@ -228,22 +228,25 @@ def _settle_fingerprints(drafts: dict[int, _Draft]) -> None:
                 row.completed = row.entered or 1
 
 
-def _add_gloo_waits(drafts: dict[int, _Draft], ends: Failures) -> None:
+def _add_gloo_waits(drafts: dict[int, _Draft], ends: Failures, world: int) -> None:
     """gloo's time-outs name no operation and no number; the lines of Python above them name the call.
 
-    Only if all of them stand in the same call they are taken for the same operation; it gets number 1.
+    Only if all of them stand in the same call they are taken for the same operation; it gets number 1.  If all ranks of the job
+    wait and one of them in another call, that is a guess at what went wrong: there is no time at which it began.
     """
     waits = [
         (rank, mark) for rank, mark in ends.marks if mark.failure is not None and GLOO_TIMEOUT.search(mark.failure.message)
     ]
-    calls = {_python_call(mark) for _, mark in waits}
-    if len(calls) != 1 or (op := next(iter(calls))) is None:
+    calls = Counter(_python_call(mark) for _, mark in waits)
+    guessed = len(calls) == 2 and len({rank for rank, _ in waits}) == world and min(calls.values()) == 1 < max(calls.values())
+    if None in calls or not (len(calls) == 1 or guessed) or (guessed and not P2P.isdisjoint(calls)):
         return
     for rank, mark in waits:
-        draft = _draft(drafts, rank)
-        if not draft.rows:
+        draft, op = _draft(drafts, rank), _python_call(mark)
+        if not draft.rows and op is not None:
             kind = Kind.P2P if op in P2P else Kind.COLLECTIVE
-            draft.rows.append(_Row(DEFAULT, 1, Call(op=op, kind=kind, site=mark.site), mark.time - 1, -mark.time))
+            entered = None if guessed else mark.time - 1
+            draft.rows.append(_Row(DEFAULT, 1, Call(op=op, kind=kind, site=mark.site), entered, -mark.time))
 
 
 def _python_call(mark: Mark) -> str | None:

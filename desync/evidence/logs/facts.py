@@ -208,6 +208,8 @@ class Facts:
     """A progress bar that went on after the first time-out."""
     exit_aborted: bool = False
     """Processes were aborted in their exit ("terminate called without an active exception"), after the work was done."""
+    sizes_differ: str = ""
+    """gloo's words about a buffer that is too small for what came."""
     survived: int = 0
     """Errors after which the job went on and ended well."""
     repeated: int = 0

@@ -117,6 +117,7 @@ late failure, in the lines that hold one of DONE_WORDS."""
 DONE_OF_ALL = re.compile(r"before program exit|^wandb: ")
 """Of these, what is printed after a crash as well."""
 NO_EXCEPTION = "terminate called without an active exception"
+SIZES_DIFFER = re.compile(r"op\.preamble\.length <= op\.nbytes\. \d{1,20} vs \d{1,20}")
 JOINED = re.compile(r"Completed store-based barrier for key:\s?store_based_barrier_key:(\d{1,9})")
 NO_SERVER = re.compile(r"The client socket has timed out after .{1,100}")
 DONE_WORDS = ("complete", "finished", "done", "end of run", "training time", "ended", "before program exit", "wandb: ")

@@ -191,10 +191,17 @@ class _Reading:
 
     def _look_at_exit(self) -> None:
         """Before the first end of a process that a launcher tells of: whether it was aborted in its exit."""
-        before, aborted, _ = plain(self.scanner.before).rpartition(p.NO_EXCEPTION)
+        text = plain(self.scanner.before)
+        self._look_for_sizes(text)
+        before, aborted, _ = text.rpartition(p.NO_EXCEPTION)
         if aborted:
             self._look_for_end(before, self.log.next_order())
             self.log.facts.exit_aborted = self.log.facts.finished is not None
+
+    def _look_for_sizes(self, text: str) -> None:
+        """gloo ends the process with these words; they come without a traceback, and stand in no line that is read."""
+        if (found := p.SIZES_DIFFER.search(text)) is not None:
+            self.log.facts.sizes_differ = found[0]
 
     def _went_on(self) -> bool:
         """Whether the job went on after the newest error in this file and says at its end that its work is done."""
@@ -215,6 +222,8 @@ class _Reading:
         self.tracebacks.finish(self.log.facts)
         text = plain(self.scanner.tail)
         facts = self.log.facts
+        if facts.failed:
+            self._look_for_sizes(text)
         if facts.failed and not facts.ended and self._went_on():
             facts.forget(self.base.file)
         if facts.finished is None and not facts.failed:

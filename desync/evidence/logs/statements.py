@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 from desync.evidence.flight_recorder.names import public
 from desync.evidence.logs.facts import Barrier, Facts, Fingerprint, Joining, Trouble
 from desync.evidence.logs.failures import SIGABRT, Failures
-from desync.evidence.logs.patterns import NO_EXCEPTION
+from desync.evidence.logs.patterns import NO_EXCEPTION, SIZES_DIFFER
 from desync.evidence.logs.ranks import DEFAULT, Ranks
 from desync.evidence.logs.structure import structure
 from desync.evidence.logs.victims import is_victim
 from desync.model import Claim, ClaimKind
 
-SIZES_DIFFER = "op.preamble.length <= op.nbytes"
 MAX_QUOTED = 8
 """Lines of one kind that are quoted."""
 MAX_SILENT = 4096
@@ -187,10 +186,11 @@ def _mismatches(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
         text = "the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL refused an operation; its line is cut"
         yield Claim(ClaimKind.MISMATCH, (), text, time=min(facts.refused), seq=0)
     for each in facts.tracebacks:
-        if SIZES_DIFFER in each.message:
-            text = each.message[each.message.find(SIZES_DIFFER) :].splitlines()[0][:200]
-            yield Claim(ClaimKind.MISMATCH, (), text, by=each.speaker.rank, time=each.time or each.order)
+        if (found := SIZES_DIFFER.search(each.message)) is not None:
+            yield Claim(ClaimKind.MISMATCH, (), found[0], by=each.speaker.rank, time=each.time or each.order)
             return
+    if facts.sizes_differ:
+        yield Claim(ClaimKind.MISMATCH, (), facts.sizes_differ)
 
 
 def _named_by_most(refused: list[Fingerprint], ranks: Ranks) -> tuple[int, ...]:
