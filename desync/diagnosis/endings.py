@@ -42,6 +42,8 @@ class Ending:
     """Its program was over, or it had destroyed its groups."""
     kernel_kills: KernelKills | None = None
     """What the kernel ended for want of memory meanwhile, where that may explain this end."""
+    printed: tuple[str, ...] = ()
+    """What the job printed before native code ended this rank; only where no other rank can have said it."""
     victim: bool = False
     """It is the kind of end that another rank's end or absence causes: an error of communication, the launcher's signal."""
 
@@ -63,7 +65,15 @@ def endings(evidence: Evidence) -> dict[int, Ending]:
         ending = _ending(trace)
         if ending is not None:
             found[trace.rank] = _with_kills(ending, evidence)
-    return found
+    return _with_last_words(found, evidence)
+
+
+def _with_last_words(found: dict[int, Ending], evidence: Evidence) -> dict[int, Ending]:
+    aborted = [rank for rank, ending in found.items() if ending.signal == signal.SIGABRT]
+    if len(aborted) != 1 or not evidence.last_words:
+        return found
+    printed = tuple(f"the job printed: {line}" for line in evidence.last_words)
+    return {rank: replace(ending, printed=printed) if rank in aborted else ending for rank, ending in found.items()}
 
 
 def _with_kills(ending: Ending, evidence: Evidence) -> Ending:

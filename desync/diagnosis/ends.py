@@ -14,6 +14,14 @@ from desync.diagnosis.suspect import Explanation
 from desync.diagnosis.words import named, place, raised
 from desync.model import Cause, Certainty, Failure
 
+NATIVE = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""Signals by which native code ends its own process; nobody sends them."""
+
+NATIVE_ADVICE = (
+    "An error in native code ended it (a backend that met what it did not expect, a failed assertion): read its last words "
+    "in the job's output and its stack below."
+)
+
 _UNUSED = "Expected to have finished reduction in the prior iteration"
 
 
@@ -73,6 +81,7 @@ def killed(ending: Ending) -> Explanation | None:
         return None
     by = f"was ended by {signal_name(ending.signal)}" if ending.signal else "vanished without raising or exiting"
     evidence = [f"{named([ending.rank])}: no exception and no exit was recorded, and its process is gone"]
+    evidence += ending.printed
     kills = ending.kernel_kills
     if kills is not None:
         where = f"in the cgroup of {named(kills.ranks)}" if kills.in_cgroup else "somewhere on this machine"
@@ -84,7 +93,7 @@ def killed(ending: Ending) -> Explanation | None:
         Certainty.PROVEN,
         by,
         evidence=tuple(evidence),
-        advice=MEMORY_ADVICE if kills is not None and kills.in_cgroup else None,
+        advice=MEMORY_ADVICE if kills is not None and kills.in_cgroup else NATIVE_ADVICE if ending.signal in NATIVE else None,
         time=ending.time,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from desync.diagnosis import standing, teardown
+from desync.diagnosis import races, standing, teardown
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board
 from desync.diagnosis.endings import Ending, Manner
@@ -15,11 +15,12 @@ from desync.diagnosis.words import called, named, place
 from desync.model import Cause, Certainty, Evidence, Finding, Status
 
 
-def other_ends(ends: Mapping[int, Ending], explained: set[int]) -> list[Finding]:
+def other_ends(board: Board, ends: Mapping[int, Ending], explained: set[int]) -> list[Finding]:
     """Ranks that raised, were killed or left with a status although nobody was seen waiting for them."""
     by_reason: dict[tuple[Cause, str], list[tuple[Ending, Explanation]]] = {}
     for rank, ending in ends.items():
-        explanation = teardown.aborted(ending) or explain_end(ending) or _left_with_status(ending)
+        abort = teardown.aborted(ending) or races.aborted(board, ending)
+        explanation = abort or explain_end(ending) or _left_with_status(ending)
         if explanation is not None and rank not in explained:
             by_reason.setdefault((explanation.cause, explanation.what), []).append((ending, explanation))
     return [_ended(same) for same in by_reason.values()]
@@ -49,10 +50,10 @@ def _ended(same: list[tuple[Ending, Explanation]]) -> Finding:
     )
 
 
-def only_victims(ends: Mapping[int, Ending]) -> list[Finding]:
+def only_victims(board: Board, ends: Mapping[int, Ending]) -> list[Finding]:
     """Errors of communication and nothing that began them."""
     victims = [end for end in ends.values() if end.victim]
-    return [_victims(victims)] if victims else []
+    return [races.behind(_victims(victims), board, tuple(end.rank for end in victims))] if victims else []
 
 
 def _victims(victims: list[Ending]) -> Finding:

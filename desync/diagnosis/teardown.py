@@ -7,7 +7,6 @@ peace, and so is everybody while one rank of the job is not known to be done.
 from __future__ import annotations
 
 import enum
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,14 +14,13 @@ from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board
 from desync.diagnosis.doing import main_stack, moved, where
 from desync.diagnosis.endings import Ending, Manner
-from desync.diagnosis.ends import signal_name
+from desync.diagnosis.ends import NATIVE, signal_name
 from desync.diagnosis.frontier import Parting, together
 from desync.diagnosis.standing import stood_for
 from desync.diagnosis.suspect import Explanation
 from desync.diagnosis.words import named, place, verb
 from desync.model import Cause, Certainty, Evidence, Finding, Motion, Operation, RankStacks, Stack, Status, Trace
 
-_CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 _SETTLING_NS = 2_000_000_000
 """An exit may take so long before its process is looked at."""
 _PATIENCE = 3
@@ -158,7 +156,7 @@ def _users(stacks: RankStacks) -> list[Stack]:
 
 def aborted(ending: Ending) -> Explanation | None:
     """It had done its work, and crashed while its process ended."""
-    if ending.signal not in _CRASHES or not (ending.manner is Manner.EXITED or ending.was_done):
+    if ending.signal not in NATIVE or not (ending.manner is Manner.EXITED or ending.was_done):
         return None
     return Explanation(
         Cause.TEARDOWN,

@@ -89,13 +89,13 @@ class Case:
             explained.update((*parting.pending, *parting.failed) if parting.mismatch else (f.suspect.rank for f in faults))
             if parting.mismatch and not faults:
                 findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
-        findings += rest.other_ends(self.ends, explained)
+        findings += rest.other_ends(self.board, self.ends, explained)
         if not awaiting and not _stops(findings):
             findings += pairing.forgotten(self.board) or self._cycles()
         if not awaiting and not _stops(findings):
             findings += rest.nobody_is_wrong(self.board, self.ends, self.partings)
         if not findings:
-            findings += rest.only_victims(self.ends)
+            findings += rest.only_victims(self.board, self.ends)
         findings += silent.findings(self.board, self.partings)
         findings = structure.blamed(findings, self.board)
         return _ordered(findings), {rank: ranks for rank, ranks in awaiting.items() if rank not in explained}

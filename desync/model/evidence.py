@@ -120,6 +120,9 @@ class Evidence:
 
     kernel_kills: tuple[KernelKills, ...] = ()
 
+    last_words: tuple[str, ...] = ()
+    """What native code printed before it ended a process; which rank's, nobody says."""
+
     def trace(self, rank: int) -> Trace | None:
         """The trace of a rank, or None if nothing is known of it."""
         return next((trace for trace in self.traces if trace.rank == rank), None)

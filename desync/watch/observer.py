@@ -20,6 +20,7 @@ from desync.stacks.pyspy import TakenStacks, take
 from desync.watch.activity import ActivityTracker, ProcessSampler
 from desync.watch.exits import ExitCodes
 from desync.watch.kernel_kills import KernelKillCounters
+from desync.watch.last_words import LastWords
 from desync.watch.processes import ExitWatch
 from desync.watch.states import StandingRanks
 from desync.watch.threads import waits_for
@@ -39,6 +40,7 @@ class Observer:
         self.job = job
         self.folder = JournalFolder(run_directory / JOURNALS)
         self.codes = ExitCodes()
+        self._words = LastWords()
         self.stacks: dict[int, RankStacks] = {}
         """The newest of each rank of the present attempt."""
         self._fault_folder = run_directory / STACKS
@@ -53,6 +55,11 @@ class Observer:
         self._standing = StandingRanks()
         self._next_standing = 0.0
         self._kernel_kills = KernelKillCounters()
+
+    def hear(self, data: bytes) -> None:
+        """Take the next piece of what the job prints."""
+        self.codes.feed(data)
+        self._words.feed(data)
 
     def wake_on_exit(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` (from another thread) as soon as a rank's process ends."""
@@ -84,6 +91,7 @@ class Observer:
         self._awaited.clear()
         self._stack_notes = ()
         self._memory.clear()
+        self._words.forget()
 
     def pulses(self) -> dict[int, Pulse]:
         """A cheap look at every rank."""
@@ -201,7 +209,8 @@ class Observer:
         taken: tuple[RankStacks, ...] = tuple(self.stacks[rank] for rank in sorted(self.stacks))
         known = {stack.rank for stack in taken} - _went_on(taken, found.traces)
         found = replace(found, stacks=(*taken, *(stack for stack in left.stacks if stack.rank not in known)))
-        return replace(found, memory=dict(self._memory), kernel_kills=self._kernel_kills.kills() if exits else ())
+        kills = self._kernel_kills.kills() if exits else ()
+        return replace(found, memory=dict(self._memory), kernel_kills=kills, last_words=self._words.lines)
 
     def _left_behind(self, attempt: int | None) -> faults.FaultStacks:
         ranks = {process.pid: rank for rank, process in self._local(attempt).items()}

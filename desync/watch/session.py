@@ -73,7 +73,7 @@ class Session:
         self._save()
         self.output, self.job = self._start()
         self.observer = Observer(directory, self.record.job, hang_after_ns)
-        self.tail = LogTail(directory / OUTPUT_FILE, self.observer.codes.feed)
+        self.tail = LogTail(directory / OUTPUT_FILE, self.observer.hear)
         self.watchdog = Watchdog(self.observer, diagnose, Reporter(directory, self.voice, annotate=options.annotate))
         self._killed_hung = False
         self._asked_to_end = False
