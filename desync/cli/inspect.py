@@ -66,7 +66,11 @@ def inspect(pid: int | None, seconds: float) -> Report:
     job = _chosen(pid)
     watched = Path(job.run_directory) if job.run_directory else None
     evidence = look_at_run(watched, seconds) if watched is not None and (watched / "journals").is_dir() else None
-    return report_on(evidence if evidence is not None else look(job, seconds))
+    if evidence is None:
+        evidence = look(job, seconds)
+    if evidence is None:
+        raise InspectError("the job ended while it was looked at", "`desync watch` keeps what a job leaves")
+    return report_on(evidence)
 
 
 def report_on(evidence: Evidence) -> Report:
@@ -175,7 +179,7 @@ def _whose(pid: int) -> str:
     """What to do about a process that shows nothing of a job."""
     try:
         with open(f"/proc/{pid}/environ", "rb"):
-            return "name the launcher or a rank of one; a rank is known once it has imported torch"
+            return "name the launcher or a rank of one"
     except PermissionError:
         return "as far as this user may see: be the user that runs it, or root (sudo $(command -v desync) inspect)"
     except OSError:

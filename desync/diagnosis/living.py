@@ -143,7 +143,7 @@ def _somebody_is_outside(scene: Scene) -> list[Finding]:
 
 def _odd_ones(scene: Scene) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Those that are awaited, as far as it seems: who stands, and who is on its way."""
-    still = scene.still if scene.proved else tuple(rank for rank in scene.still if _never_ran(scene, rank))
+    still = scene.still if scene.proved else tuple(rank for rank in scene.still if scene.ran(rank) is False)
     # Where the job begins, some come sooner than others.
     begun = any(scene.waiting[rank].call.kind is not Kind.GROUP for rank in scene.proved)
     late = scene.working if begun else ()
@@ -151,11 +151,6 @@ def _odd_ones(scene: Scene) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if peers is None:
         return still, late
     return tuple(rank for rank in still if rank in peers), tuple(rank for rank in late if rank in peers)
-
-
-def _never_ran(scene: Scene, rank: int) -> bool:
-    activity = scene.evidence.activities.get(rank)
-    return activity is not None and activity.ran is False
 
 
 def _doubt(scene: Scene, still: tuple[int, ...], late: tuple[int, ...]) -> str | None:

@@ -54,14 +54,20 @@ class Scene:
     def all_move(self) -> bool:
         """Whether every rank was seen to move, in lines that are known."""
         seen = {stacks.rank for stacks in self.evidence.stacks}
-        return seen.issuperset(self.ranks) and not (
-            self.waiting or self.still or self.unknown or self.missing or self.gone
-        )
+        others = self.waiting or self.unknown or self.missing or self.gone
+        # Those that get on do so with all ranks; one that sleeps in each of its turns is seen sleeping.
+        still = any(not self.passing or not self.ran(rank) for rank in self.still)
+        return seen.issuperset(self.ranks) and not still and not others
 
     @property
     def outside(self) -> tuple[int, ...]:
         """Those in no call, moving or not."""
         return tuple(sorted((*self.still, *self.working, *self.passing, *self.unknown)))
+
+    def ran(self, rank: int) -> bool | None:
+        """Whether its main thread ran at all; None if that is not known."""
+        activity = self.evidence.activities.get(rank)
+        return activity.ran if activity is not None else None
 
     def window(self) -> int:
         """For how long it was looked."""

@@ -19,6 +19,7 @@ import psutil
 
 from desync.diagnosis.words import place
 from desync.errors import RunDirectoryError
+from desync.evidence.liveness import process_start
 from desync.evidence.pyspy_dump import BACKWARD
 from desync.evidence.run_directory import RunRecord, read
 from desync.evidence.standing import WAIT, Standing, is_loader_worker, is_spawned, rank_and_world, standing
@@ -107,8 +108,11 @@ def look_at_run(run_directory: Path, seconds: float) -> Evidence | None:
         observer.close()
 
 
-def look(job: LivingJob, seconds: float, take_stacks: TakeStacks = take_stacks) -> Evidence:
-    """What two looks at a job, so many seconds apart, show of it.  The ranks go on meanwhile; none is changed."""
+def look(job: LivingJob, seconds: float, take_stacks: TakeStacks = take_stacks) -> Evidence | None:
+    """What two looks at a job, so many seconds apart, show of it; None if it ended meanwhile.
+
+    The ranks go on; nothing of them is changed.
+    """
     ranks = [_Rank(rank, pid) for rank, pid in job.pids.items()]
     first = take_stacks(job.pids)
     _settle(ranks)
@@ -126,7 +130,8 @@ def look(job: LivingJob, seconds: float, take_stacks: TakeStacks = take_stacks) 
     second = take_stacks(job.pids)
     for one in ranks:
         one.saw(_of(first, one.rank), _of(second, one.rank))
-    return _evidence(job, ranks, second, (begun, ended))
+    living = [one for one in ranks if process_start(one.pid) is not None]
+    return _evidence(job, living, second, (begun, ended)) if living else None
 
 
 def _of(taken: TakenStacks, rank: int) -> Standing | None:
@@ -243,7 +248,8 @@ def _evidence(job: LivingJob, ranks: list[_Rank], taken: TakenStacks, window: tu
         if one.second is not None and one.second.call is not None and activities[one.rank].motion is not Motion.MOVING
     }
     world = max(job.world_size or 0, max(job.pids) + 1)
-    gone = [rank for rank in range(world) if rank not in job.pids] if job.all_here else []
+    living = {one.rank for one in ranks}
+    gone = [rank for rank in range(world) if rank not in living and (job.all_here or rank in job.pids)]
     return Evidence(
         job=Job(
             command=job.command,

@@ -85,7 +85,8 @@ class _Candidate:
 def find_jobs(peek: Peek, near: int | None = None) -> list[LivingJob]:
     """All jobs of which this user may see the processes, the oldest first.
 
-    Spawned processes are looked into only where they stand above or below the process ``near``, if one is given.
+    With ``near`` only jobs near that process count, and spawned processes are looked into only where they stand above or below
+    it; for what a person has named, less is asked.
     """
     parents: dict[int, int] = {}
     candidates: dict[int, _Candidate] = {}
@@ -95,7 +96,7 @@ def find_jobs(peek: Peek, near: int | None = None) -> list[LivingJob]:
             if process.pid != os.getpid() and (found := _candidate(process)) is not None:
                 candidates[process.pid] = found
     named = _ranks(candidates, parents)
-    jobs = [*_launched(named, parents), *_spawned(candidates, parents, peek, near)]
+    jobs = [*_launched(named, parents, strict=near is None), *_spawned(candidates, parents, peek, near)]
     return sorted(jobs, key=lambda job: job.started or 0)
 
 
@@ -212,12 +213,13 @@ def _has_torch(pid: int) -> bool:
         return False
 
 
-def _launched(ranks: Iterable[_Candidate], parents: Mapping[int, int]) -> list[LivingJob]:
+def _launched(ranks: Iterable[_Candidate], parents: Mapping[int, int], *, strict: bool) -> list[LivingJob]:
+    """The jobs of these ranks; ``strict``: only those of which a rank has come as far as to have loaded torch."""
     by_job: dict[tuple[object, ...], list[_Candidate]] = {}
     for rank in ranks:
         by_job.setdefault(_job_of(rank), []).append(rank)
     groups = (group for members in by_job.values() for group in _apart(members))
-    return [_job(group, parents) for group in groups if any(_has_torch(member.pid) for member in group)]
+    return [_job(group, parents) for group in groups if not strict or any(_has_torch(member.pid) for member in group)]
 
 
 def _job_of(rank: _Candidate) -> tuple[object, ...]:
