@@ -50,10 +50,10 @@ class Tokens:
         return found
 
 
-def parted_before(board: GroupBoard, one: int, other: int, seq: int, tokens: Tokens) -> int | None:
-    """Where two ranks of a group were shifted against each other before ``seq``; None if they were not."""
+def parted_before(board: GroupBoard, one: int, other: int, seq: int, tokens: Tokens, after: int = 0) -> int | None:
+    """Where two ranks of a group were shifted against each other before ``seq`` and behind ``after``; None if they were not."""
     left, right = board.lanes[one], board.lanes[other]
-    low = max(left.first, right.first, seq - WINDOW)
+    low = max(left.first, right.first, seq - WINDOW, after + 1)
     if low > min(left.last, right.last):
         return None
     mine = tokens.of(left, low, min(left.last, seq + BAND))

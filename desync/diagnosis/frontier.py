@@ -28,6 +28,8 @@ class Parting:
     """Those for which it ended with an error."""
     shows_at: int | None = None
     """Where it shows, if the ranks parted earlier without anybody noticing: ``pending`` and ``failed`` are of there."""
+    after: int = 0
+    """Up to here the ranks had parted before and gone on: what was there is another fault."""
 
     @property
     def group(self) -> Group:
@@ -98,9 +100,12 @@ def part(group: GroupBoard) -> Parting | None:
 def together(group: GroupBoard) -> Parting | None:
     """The operation in which all ranks of a group are and which is not over for some of them; None if there is none."""
     lanes = list(group.lanes.values())
-    if not lanes or group.unseen or part(group) is not None:
+    parted = part(group)
+    if not lanes or group.unseen or len({lane.last for lane in lanes}) > 1 or (parted is not None and not _went_on(parted)):
         return None
     here = _parting(group, lanes, lanes[0].last)
+    if here.mismatch:
+        return None
     # All ranks came: an operation of which the end cannot be seen may well be over.
     seen = tuple(rank for rank in here.pending if (operation := here.operation(rank)) is not None and operation.pending)
     return replace(here, pending=seen) if seen else None
@@ -151,9 +156,51 @@ def _share_unknown(by_key: dict[int, list[int]]) -> None:
 def all_partings(board: Board) -> list[Parting]:
     """The partings of all groups at which something is wrong or somebody waits, earliest first."""
     tokens = Tokens()
-    found = [parting for group in board.groups if (parting := part(group)) is not None]
-    kept = [retreat(parting, tokens) for parting in found if parting.mismatch or parting.waits or _never_made(parting)]
+    kept = [parting for group in board.groups for parting in _placed(_partings(group), tokens)]
     return sorted(kept, key=lambda parting: parting.time or 0)
+
+
+def _placed(partings: list[Parting], tokens: Tokens) -> list[Parting]:
+    """Those at which something is wrong or somebody waits, where the ranks really parted."""
+    kept = [retreat(each, tokens) for each in partings if each.mismatch or each.waits or _never_made(each)]
+    if len(kept) > 1 and kept[0].shows_at is not None:
+        # Ranks that are shifted against each other never meet again: what they wait in now comes of that.
+        first, later = kept
+        return [replace(first, pending=later.pending, failed=later.failed, shows_at=later.shows_at or later.seq)]
+    return kept
+
+
+def _partings(group: GroupBoard) -> list[Parting]:
+    """Where the ranks of a group part; if nobody noticed, also where somebody waits now."""
+    first = part(group)
+    if first is None:
+        return []
+    later = _held_after(group, first.seq) if _went_on(first) else None
+    return [first] if later is None else [first, later]
+
+
+def _went_on(parting: Parting) -> bool:
+    """Whether ranks called different things and all went on."""
+    return parting.mismatch and not parting.waits and not parting.absent
+
+
+def _held_after(group: GroupBoard, seq: int) -> Parting | None:
+    """The first operation after ``seq`` in which a rank is held, if not all are in the same there."""
+    lanes = list(group.lanes.values())
+    held = min((first for lane in lanes if (first := _first_open(lane, seq)) is not None), default=None)
+    here = _parting(group, lanes, held) if held is not None else None
+    return replace(here, after=seq) if here is not None and here.waits and (here.mismatch or here.absent) else None
+
+
+def _first_open(lane: Lane, after: int) -> int | None:
+    """The oldest of a rank's newest operations of which none is known to be over; None if its newest is."""
+    found = None
+    for seq in range(lane.last, max(after, lane.first - 1), -1):
+        operation = lane.at(seq)
+        if operation is None or not (operation.failed or _open(operation)):
+            break
+        found = seq
+    return found
 
 
 def _never_made(parting: Parting) -> bool:
@@ -171,7 +218,7 @@ def retreat(parting: Parting, tokens: Tokens) -> Parting:
     for number, others in enumerate(classes):
         references = [each[0] for each in classes[:number] if each]
         for rank in others[:MAX_COMPARED]:
-            found = (parted_before(parting.board, rank, reference, parting.seq, tokens) for reference in references)
+            found = (parted_before(parting.board, rank, each, parting.seq, tokens, parting.after) for each in references)
             places += [next((each for each in found if each is not None), parting.seq)]
     first = min(places, default=parting.seq)
     return _moved(parting, first, tokens) if first < parting.seq else parting

@@ -99,7 +99,10 @@ def _all_over(lanes: Collection[Lane]) -> bool:
 
 def findings(board: Board, partings: Iterable[Parting]) -> list[Finding]:
     """One finding for each group and side whose calls were exchanged without anybody noticing, before a known parting."""
-    parted = {id(parting.board): parting.seq for parting in partings if parting.mismatch}
+    parted: dict[int, int] = {}
+    for parting in partings:
+        if parting.mismatch:
+            parted[id(parting.board)] = min(parting.seq, parted.get(id(parting.board), parting.seq))
     return [
         finding
         for group in board.groups

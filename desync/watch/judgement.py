@@ -8,6 +8,8 @@ from dataclasses import replace
 from desync.model import Cause, Diagnosis, Divergence, Evidence, Finding, Operation, OperationState, Status, Trace
 
 _WORTH = frozenset({Status.HANG, Status.CRASH, Status.MISMATCH, Status.DRIFT})
+_STANDS = frozenset({Status.HANG, Status.CRASH})
+"""What a job does not go on after."""
 
 
 def worth_reporting(diagnosis: Diagnosis) -> Finding | None:
@@ -18,7 +20,17 @@ def worth_reporting(diagnosis: Diagnosis) -> Finding | None:
 
 def standstill(diagnosis: Diagnosis) -> Finding | None:
     """The first finding after which the job cannot go on."""
-    return next((finding for finding in diagnosis.findings if finding.status in (Status.HANG, Status.CRASH)), None)
+    return next((finding for finding in diagnosis.findings if finding.status in _STANDS), None)
+
+
+def with_stacks(seen: Diagnosis, again: Diagnosis | None) -> Diagnosis:
+    """What to report of a fault when stacks have been taken: what they show, unless it is not there any more (or failed).
+
+    If it went on meanwhile, the next look decides what to say of that.
+    """
+    if again is None or worth_reporting(again) is None:
+        return seen
+    return seen if standstill(seen) is not None and standstill(again) is None else again
 
 
 def has_recovered(reported: Diagnosis, evidence: Evidence, *, still_found: bool) -> bool:
@@ -57,20 +69,26 @@ def _completed(trace: Trace | None, waited: Operation) -> bool:
 
 
 def joined(live: Diagnosis, final: Diagnosis) -> Diagnosis:
-    """The diagnosis at the end, led by what was reported while the job ran if it was not refuted.
+    """The diagnosis at the end, led by what was reported while the job ran as far as it was not refuted.
 
     What the end shows besides (ranks killed by their launcher, time-outs) follows from that.
     """
-    if not live.findings or any(_same(live.findings[0], finding) for finding in final.findings[:1]):
+    last = [_found_again(known, final) for known in live.findings]
+    if not last or (None not in last and last[0] is final.findings[0]):
         return final
-    if any(_refines(finding, live.findings[0]) for finding in final.findings[:1]):
-        return final
-    kept = list(live.findings)
+    both = zip(live.findings, last, strict=True)
+    kept = [found or known for known, found in both if found is not None or known.status in _WORTH]
+    root = next((index for index, known in enumerate(kept) if known.status in _STANDS), 0)
     for finding in final.findings:
         # What is not understood at the end is the end itself: a launcher that cleared up, time-outs.
-        if finding.cause is not Cause.UNKNOWN and not any(_same(known, finding) for known in live.findings):
-            kept.append(replace(finding, follows_from=0))
-    return Diagnosis(tuple(kept), live.status, final.states, tuple(dict.fromkeys((*live.notes, *final.notes))), final.awaiting)
+        if finding.cause is not Cause.UNKNOWN and not any(finding is known or _same(finding, known) for known in kept):
+            kept.append(replace(finding, follows_from=root))
+    notes = tuple(dict.fromkeys((*live.notes, *final.notes)))
+    return replace(final, findings=tuple(kept), status=live.status, notes=notes)
+
+
+def _found_again(known: Finding, final: Diagnosis) -> Finding | None:
+    return next((each for each in final.findings if _same(each, known) or _refines(each, known)), None)
 
 
 def _refines(one: Finding, other: Finding) -> bool:

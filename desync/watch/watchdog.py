@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from desync.model import Certainty, Diagnosis, Evidence, Finding, RankStacks, Status
 from desync.report.model import Report, Timing
-from desync.watch.judgement import has_recovered, joined, standstill, worth_reporting
+from desync.watch.judgement import has_recovered, joined, standstill, with_stacks, worth_reporting
 from desync.watch.observer import Observer
 from desync.watch.pace import Pace
 from desync.watch.reporter import Reporter
@@ -143,11 +143,7 @@ class Watchdog:
         observer.take_stacks(first, ALL_STACKS_S, native=True)
         timing = replace(timing, stacks_after_s=_since(finding, time.time_ns()))
         evidence = observer.evidence()
-        again = self._judge(evidence)
-        if again is None or worth_reporting(again) is None:
-            # It went on while the stacks were taken: the next look decides what to say of that.
-            again = diagnosis
-        self._live = Outcome(evidence, again, timing)
+        self._live = Outcome(evidence, with_stacks(diagnosis, self._judge(evidence)), timing)
         self.reporter.show(self._write(self._live))
 
     def _follow(self, live: Outcome, evidence: Evidence, still_found: bool) -> None:

@@ -312,6 +312,30 @@ def test_two_ranks_with_a_silent_mismatch_and_a_crash_of_another_rank():
     assert [finding.culprit_ranks for finding in findings] == [(2,), (3,)]
 
 
+def test_a_mismatch_that_stopped_nobody_does_not_hide_a_later_hang():
+    others = [trace(rank, [Op(), Op(), Op(), WAITING]) for rank in (0, 3)]
+    odd = trace(1, [Op(dtype="int32"), Op(), Op(), WAITING])
+    findings = diagnose(job(others[0], odd, trace(2, [Op(), Op(), Op()]), others[1], frozen=(2,))).findings
+    assert [(finding.cause, finding.culprit_ranks) for finding in findings] == [
+        (Cause.ARGUMENT_MISMATCH, (1,)),
+        (Cause.STALLED_RANK, (2,)),
+    ]
+
+
+def test_a_mismatch_that_stopped_nobody_does_not_hide_a_later_one():
+    others = [trace(rank, [Op(), Op(), WAITING]) for rank in (0, 3)]
+    odd = trace(1, [Op(dtype="int32"), Op(), WAITING])
+    other = trace(2, [Op(), Op(), Op("barrier", line=30, done=False)])
+    findings = diagnose(job(others[0], odd, other, others[1])).findings
+    assert [(finding.status, finding.culprit_ranks) for finding in findings] == [(Status.MISMATCH, (1,)), (Status.HANG, (2,))]
+
+
+def test_an_operation_that_all_are_in_does_not_finish_after_a_mismatch_that_stopped_nobody():
+    ranks = [*(trace(rank, [Op(), Op(), WAITING]) for rank in (0, 1, 2)), trace(3, [Op(dtype="int32"), Op(), WAITING])]
+    causes = [finding.cause for finding in diagnose(job(*ranks)).findings]
+    assert causes == [Cause.ARGUMENT_MISMATCH, Cause.COMMUNICATION_STALLED]
+
+
 def test_ranks_whom_ddp_refuses_are_not_blamed_for_saying_so():
     said = raised("DDP expects same model across all ranks, but Rank 0 has 4 params", 1, kind="RuntimeError")
     finding = first(job(*(trace(rank, [Op()], marks=(said,), exit=left(2, 1)) for rank in range(4)), ended=True))

@@ -21,7 +21,7 @@ from desync.model import (
     Status,
     Trace,
 )
-from desync.watch.judgement import has_recovered, joined, standstill, worth_reporting
+from desync.watch.judgement import has_recovered, joined, standstill, with_stacks, worth_reporting
 
 CALL = Call("all_reduce", Kind.COLLECTIVE)
 
@@ -118,3 +118,21 @@ def test_the_last_word_that_names_a_culprit_replaces_one_that_named_none() -> No
     final = diagnosis(sure)
     assert joined(diagnosis(unsure), final) is final
     assert [entry.follows_from for entry in joined(diagnosis(sure), diagnosis(unsure)).findings] == [None, 0]
+
+
+def test_what_was_seen_is_reported_although_it_moved_while_stacks_were_taken() -> None:
+    silent = finding(Status.MISMATCH, Cause.ARGUMENT_MISMATCH)
+    seen, refined = diagnosis(silent, HANG), diagnosis(silent, replace(HANG, summary="more is known"))
+    assert with_stacks(seen, refined) is refined
+    for again in (None, diagnosis(), diagnosis(silent)):
+        assert with_stacks(seen, again) is seen
+
+
+def test_a_hang_behind_a_mismatch_is_kept_when_the_job_was_ended_for_it() -> None:
+    silent, timeout = finding(Status.MISMATCH, Cause.ARGUMENT_MISMATCH), finding(Status.CRASH, Cause.EXCEPTION, (0,))
+    last = joined(diagnosis(silent, HANG), diagnosis(silent, timeout))
+    assert [(entry.cause, entry.follows_from) for entry in last.findings] == [
+        (Cause.ARGUMENT_MISMATCH, None),
+        (Cause.STALLED_RANK, None),
+        (Cause.EXCEPTION, 1),
+    ]
