@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from fault_scenarios.faults import FAULTS
 from fault_scenarios.healthy import HEALTHY
+from fault_scenarios.orders import ORDERS
 from fault_scenarios.pending import PENDING
 from fault_scenarios.scenario import FOLDER, HANG_KILLED, READY, OutsideAction, Scenario
 
 __all__ = ["FOLDER", "HANG_KILLED", "PENDING", "READY", "SCENARIOS", "OutsideAction", "Scenario"]
 
-SCENARIOS = (*FAULTS, *HEALTHY)
+SCENARIOS = (*FAULTS, *ORDERS, *HEALTHY)
 """All of them, broken ones first."""

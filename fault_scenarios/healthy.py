@@ -127,4 +127,23 @@ HEALTHY = (
         cause=Cause.NONE,
         exit_status=0,
     ),
+    Scenario(
+        name="healthy_turns",
+        program="healthy_turns.py",
+        shows="ranks that take turns: what one calls now another calls a moment later",
+        world_size=3,
+        status=Status.HEALTHY,
+        cause=Cause.NONE,
+        exit_status=0,
+    ),
+    Scenario(
+        name="healthy_large_objects",
+        program="healthy_large_objects.py",
+        shows="objects of many megabytes are gathered and handed out",
+        world_size=3,
+        status=Status.HEALTHY,
+        cause=Cause.NONE,
+        exit_status=0,
+        hang_after_s=10,
+    ),
 )

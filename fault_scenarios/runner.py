@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from desync.errors import DesyncError
-from desync.model import Frame
+from desync.model import Cause, Frame
 from desync.report.json_format import from_json
 from desync.report.model import Report, TimingEntry
 from desync.report.text import clean
@@ -107,6 +107,8 @@ def compare(scenario: Scenario, report: Report, exit_status: int) -> Iterator[Ch
     yield Check("status", scenario.status.value, verdict.status.value)
     yield Check("cause", scenario.cause.value, verdict.cause.value)
     yield Check("culprits", ranks_text(scenario.culprits), ranks_text(verdict.culprit_ranks))
+    for cause, culprits in scenario.also:
+        yield Check("also", _fault_text(cause, culprits), _told(report, cause))
     line = scenario.call_site_line()
     if line is not None:
         wanted = f"{scenario.program}:{line}"
@@ -118,6 +120,17 @@ def compare(scenario: Scenario, report: Report, exit_status: int) -> Iterator[Ch
 def ranks_text(ranks: Iterable[int]) -> str:
     """Ranks in words: ``0, 2``, or a dash for none."""
     return ", ".join(map(str, sorted(ranks))) or MISSING
+
+
+def _fault_text(cause: Cause, culprits: Iterable[int]) -> str:
+    return f"{cause.value}: {ranks_text(culprits)}"
+
+
+def _told(report: Report, cause: Cause) -> str:
+    """The fault of this cause that the report tells besides the first and that follows from no other one."""
+    own = [finding for finding in report.findings[1:] if finding.follows_from is None]
+    found = next((finding for finding in own if finding.cause is cause), None)
+    return _fault_text(cause, found.culprit_ranks) if found is not None else MISSING
 
 
 def _named_lines(scenario: Scenario, report: Report) -> Iterator[str]:

@@ -43,6 +43,8 @@ class Scenario:
     culprits: tuple[int, ...] = ()
     call_site: str | None = None
     """Text of the one line of the program that the report must name for the culprit; None where no line is at fault."""
+    also: tuple[tuple[Cause, tuple[int, ...]], ...] = ()
+    """Faults besides the first, each with its own culprits, that must be told as faults of their own."""
     arguments: tuple[str, ...] = ()
     launch: tuple[str, ...] = ()
     """More options of torchrun."""
