@@ -47,6 +47,8 @@ class LineScanner:
         self._stream = stream
         self.follow = 0
         """How many of the next lines are wanted whatever they hold; the reader sets it."""
+        self.followed = False
+        """Whether the newest line was wanted for that."""
         self.head = b""
         """The stream's beginning, up to MAX_LINE bytes."""
         self.tail = b""
@@ -94,7 +96,8 @@ class LineScanner:
 
     def _wanted(self, line: bytes) -> bool:
         """Whether a line is worth the trouble of becoming text; most of NCCL's own are not."""
-        if self.follow:
+        self.followed = self.follow > 0
+        if self.followed:
             self.follow -= 1
             return _FRAME not in line[:80]
         return _NCCL_INFO not in line or any(word in line for word in _NCCL_WORDS)

@@ -31,6 +31,14 @@ MAX_PARTS = 64
 """Pieces of one line that a container's log has cut."""
 
 
+WORDS = (
+    *dict.fromkeys(word for word, _ in MESSAGES if word != "world_size"),
+    *("Traceback", "-- Process ", "first observed", "Failures:", "ChildFailed", "receive grad", "handling of the", "above exc"),
+    *("[repeated ", "orker group", p.LAUNCH, p.STACK_HEAD, "world_size"),
+)
+"""A line that has an anchor and none of these is passed over, unless it is wanted for the line before."""
+
+
 class LogReader:
     """Reads the logs of one job, file by file, into the facts of each run found in them."""
 
@@ -85,6 +93,8 @@ class _Reading:
         self._newest_stack: int | None = None
         self._bar: tuple[str, int] | None = None
         self._raw = ""
+        self._passed_over = ""
+        """The newest line without a word that matters: it may have named a time."""
         self._looked = False
         self._known = 0
         self._failed_at: int | None = None
@@ -106,6 +116,9 @@ class _Reading:
             self._known = self.log.facts.failures
 
     def _take(self, text: str) -> None:
+        if not self.scanner.followed and not any(word in text for word in WORDS):
+            self._passed_over = text
+            return
         self._raw = text = unwrapped(text)
         cut = container(text)
         if cut is not None:
@@ -120,8 +133,9 @@ class _Reading:
         if "\\n" in rest:
             return  # somebody quotes a message
         order = self.log.next_order()
-        self.clock.see(in_front)
-        self.clock.see(rest)
+        for each in (self._passed_over, in_front, rest):
+            self.clock.see(each)
+        self._passed_over = ""
         line = Line(speaker, rest, order, self.clock.now(order))
         if self._in_block(line):
             return
