@@ -190,6 +190,24 @@ def test_ranks_that_wait_for_ranks_that_nobody_saw_are_not_healthy() -> None:
     assert diagnosis.status is Status.UNKNOWN
 
 
+@pytest.mark.xfail(strict=True, reason="a rank of whose ring nothing of the group is left does not count as unseen")
+def test_ranks_are_not_all_in_an_operation_while_one_of_them_is_not_known_to_be() -> None:
+    """Found in a simulated job without a fault, looked at while one rank took a rest."""
+    came = [trace(rank, [Op(), WAITS]) for rank in (0, 1, 3)]
+    rests = trace(2, [], dropped=1)
+    assert diagnose(job(*came[:2], rests, came[2])).findings == ()
+
+
+@pytest.mark.xfail(strict=True, reason="where the others have not come that far, a call too early is called its own, proven")
+def test_a_call_to_which_the_others_have_not_come_yet_is_not_proven_to_be_one_ranks_own() -> None:
+    """The rank has left out the last of eight calls of one line: in the first turn nobody has been behind the loop yet."""
+    others = [trace(rank, [Op(line=12)] * 7 + [Op(line=12, done=False)]) for rank in (0, 1, 3)]
+    skips = trace(2, [Op(line=12)] * 7 + [Op(line=30, elements=1, done=False)])
+    (finding,) = diagnose(job(*others[:2], skips, others[2])).findings
+    assert finding.culprit_ranks == (2,)
+    assert finding.certainty is not Certainty.PROVEN or finding.cause is Cause.SKIPPED_COLLECTIVE
+
+
 def test_data_that_ended_is_told_from_a_loop_that_was_left_by_marks_alone() -> None:
     """What the tests above take away, here as it should be: with its marks, the same evidence is proven."""
     fetched = tuple(mark(MarkKind.FETCH, number, value=number + 1) for number in range(3))
