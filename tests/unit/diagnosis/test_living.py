@@ -45,9 +45,9 @@ def call(op: str, line: int, peer: int | None = None) -> Call:
 def scene(*does: str, world: int | None = None, seconds: int = 2) -> Evidence:
     """What each rank does, in words.
 
-    ``barrier@40`` stands in that call, ``+`` behind it keeps a core busy there, ``~`` in front is another group, ``recv@5>1`` has
-    a peer; ``still@7`` and ``polls@7`` stand in no call, ``works@7`` moves, ``passes@7`` moves through calls, ``hidden`` is alive,
-    ``gone`` has ended, ``away`` is on another machine.
+    ``barrier@40`` stands in that call, ``+`` behind it keeps a core busy there, ``~`` in front is another group, ``recv@5>1``
+    has a peer; ``still@7`` and ``polls@7`` stand in no call, ``works@7`` moves, ``passes@7`` moves through calls, ``hidden`` is
+    alive, ``gone`` has ended, ``away`` is on another machine.
     """
     ranks = dict(enumerate(does))
     size = world or len(ranks)
