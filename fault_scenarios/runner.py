@@ -80,7 +80,7 @@ def run(scenario: Scenario, run_dir: Path, show: Callable[[bytes], None] | None 
     pump = threading.Thread(target=_pump, args=(process, scenario.outside_action, tail, show), daemon=True)
     pump.start()
     late = _wait(process, scenario.timeout_s)
-    pump.join()
+    pump.join(_END_S)  # a job that outlives a watcher that was killed keeps the pipe open
     seconds = time.monotonic() - started
     if late:
         return Outcome(scenario, run_dir, seconds, (), f"not over after {scenario.timeout_s:g} s")
