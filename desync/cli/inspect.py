@@ -107,9 +107,11 @@ def ptrace_remedy(proc: Path = Path("/proc")) -> str:
             "be root (sudo $(command -v desync) inspect), or allow it to the user's own programs: "
             "sudo sysctl kernel.yama.ptrace_scope=0"
         )
+    of_child = of_children(proc)
     if scope in ("2", "3"):
-        return of_children(proc)
-    return f"be the user that runs the job, or root (sudo $(command -v desync) inspect); in a container: {of_children(proc)}"
+        return of_child
+    same_user = "be the user that runs the job, or root (sudo $(command -v desync) inspect)"
+    return f"{same_user}; {of_child}" if "container" in of_child else same_user
 
 
 def _spoken(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> Report:

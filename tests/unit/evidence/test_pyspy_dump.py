@@ -66,6 +66,17 @@ def test_different_calls_seen_in_stacks_alone_are_possible_at_best(tmp_path: Pat
     assert (finding.culprit_ranks, finding.certainty) == ((2,), Certainty.POSSIBLE)
 
 
+def test_a_backward_is_a_call_of_its_own(tmp_path: Path) -> None:
+    backward = """    _engine_run_backward (x/torch/autograd/graph.py:800)
+    backward (x/torch/_tensor.py:600)
+    main (/job/train.py:39)"""
+    evidence = gather(find([str(written(tmp_path, {0: backward, 1: BARRIER, 2: backward}))]))
+    (finding,) = interpret(evidence).findings
+    assert (finding.culprit_ranks, finding.certainty) == ((1,), Certainty.POSSIBLE)
+    assert finding.divergence is not None
+    assert finding.divergence.op == "backward"
+
+
 @pytest.mark.parametrize("text", ["", "[", "[1]", "Process x", 'Thread 5 (idle): "M"', "[" * 100_000])
 def test_what_holds_no_stack_gives_none(text: str) -> None:
     assert parse(text) == []
