@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from desync.diagnosis import ambiguity, cycles, pairing, rest, silent, structure, teardown
+from desync.diagnosis import ambiguity, chains, cycles, pairing, rest, silent, structure, teardown
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long
@@ -193,6 +193,7 @@ class Case:
         cause = first.explanation.cause
         culprits = tuple(sorted(fault.suspect.rank for fault in faults))
         whats = list(dict.fromkeys(fault.explanation.what for fault in faults))
+        lines = [line for fault in faults for line in fault.explanation.evidence]
         who = named(culprits)
         what = whats[0] if len(whats) == 1 else f"{whats[0]} ({named([first.suspect.rank])}; the others alike)"
         return Finding(
@@ -202,7 +203,7 @@ class Case:
             culprit_ranks=culprits if first.explanation.blames else (),
             summary=f"{who[0].upper()}{who[1:]} {what}; {self._waiting(parting, culprits)}.",
             advice=first.explanation.advice or advice(cause),
-            evidence=tuple(dict.fromkeys(line for fault in faults for line in fault.explanation.evidence)),
+            evidence=tuple(dict.fromkeys((*lines, *chains.links(parting, self.partings)))),
             time=first.explanation.time or parting.time,
             divergence=divergence(parting, culprits=culprits),
         )

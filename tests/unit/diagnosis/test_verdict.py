@@ -206,13 +206,18 @@ def test_a_backward_that_ended_without_a_bucket():
 
 
 def test_a_chain_of_waiting_leads_to_its_root():
-    """0 waits in the world for 1, which waits in a pair for 2, which sits somewhere: 2 is at fault and 1 is not."""
-    groups = {"default_pg": (0, 1, 2), "pair": (1, 2)}
-    zero = trace(0, [Op(done=False)], world=3, groups=groups)
-    one = trace(1, [Op(group="pair", done=False, line=40)], world=3, groups=groups)
+    """0 waits in a pair for 1, which waits in another pair for 2, which sits somewhere: 2 is at fault and 1 is not."""
+    groups = {"front": (0, 1), "back": (1, 2)}
+    zero = trace(0, [Op(group="front", done=False)], world=3, groups=groups)
+    one = trace(1, [Op(group="back", done=False, line=40)], world=3, groups=groups)
     two = trace(2, [], world=3, groups=groups)
     diagnosis = diagnose(job(zero, one, two, frozen=(2,)))
-    assert {rank for finding in diagnosis.findings for rank in finding.culprit_ranks} == {2}
+    (finding,) = diagnosis.findings
+    assert finding.culprit_ranks == (2,)
+    assert finding.divergence.group.name == "back"
+    assert finding.evidence[-1] == (
+        "rank 0 waits in all_reduce #1 (float32[4]) of group front at train.py:10 in main for rank 1, which waits itself"
+    )
 
 
 def test_two_groups_in_opposite_order_are_a_circle():
