@@ -16,8 +16,8 @@ NAME = "explain"
 HELP = "diagnose a job that ran without desync: from flight-recorder dumps, logs, ncclras or py-spy output"
 
 _SWITCHES = (
-    "to see more the next time: run it under `desync watch`; or set TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
-    "and TORCH_FR_DUMP_TEMP_FILE=/shared/dump_rank_ (before torch 2.9 TORCH_NCCL_TRACE_BUFFER_SIZE and "
+    "to see more the next time: run it under `desync watch`; or set TORCH_FR_BUFFER_SIZE to 2000, TORCH_NCCL_DUMP_ON_TIMEOUT "
+    "to 1 and TORCH_FR_DUMP_TEMP_FILE to /shared/dump_rank_ (before torch 2.9 TORCH_NCCL_TRACE_BUFFER_SIZE and "
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE) and keep the dumps of all ranks"
 )
 
@@ -92,14 +92,15 @@ def _spoken(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> Report:
     """Without a finding, the verdict in the words of what was read: a log is no record of operations."""
     from dataclasses import replace
 
-    from desync.model import Certainty, ClaimKind, Status
+    from desync.model import Cause, Certainty, ClaimKind, Status
 
     if diagnosis.findings or any(len(trace.operations) for trace in evidence.traces):
         return report
     finished = next((claim for claim in evidence.claims if claim.kind is ClaimKind.FINISHED), None)
     if diagnosis.status is Status.HEALTHY and finished is not None:
         summary = f"Nothing in the log describes a fault, and it says that the job ended ({finished.text})."
-        verdict = replace(report.verdict, status=Status.HEALTHY, certainty=Certainty.LIKELY, summary=summary, advice="")
+        verdict = replace(report.verdict, status=Status.HEALTHY, cause=Cause.NONE, certainty=Certainty.LIKELY)
+        verdict = replace(verdict, summary=summary, advice="")
     else:
         summary = "Nothing that was read describes a fault, and nothing says that the job came to its end."
         verdict = replace(report.verdict, status=Status.UNKNOWN, summary=summary, advice=_SWITCHES)

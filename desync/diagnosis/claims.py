@@ -24,6 +24,8 @@ from desync.model import (
 
 _CIRCLES = frozenset({Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH, Cause.GROUP_CREATION})
 _NEEDS_LINES = frozenset({Cause.RANK_ONLY_COLLECTIVE, Cause.SKIPPED_COLLECTIVE, Cause.ARGUMENT_MISMATCH})
+_TIMED_OUT = ("collective operation timeout", "Timed out waiting")
+"""What NCCL's watchdog and gloo raise when they give up."""
 _CHANGES = {
     Change.LEFT_OUT: Cause.SKIPPED_COLLECTIVE,
     Change.PUT_IN: Cause.RANK_ONLY_COLLECTIVE,
@@ -57,7 +59,7 @@ def _hung(finding: Finding, evidence: Evidence) -> Finding:
         return finding
     came = [trace for trace in evidence.traces if trace.rank in finding.divergence.by_rank]
     failures = [mark.failure.message for trace in came for mark in trace.marks if mark.failure is not None]
-    timed_out = any("collective operation timeout" in message for message in failures)
+    timed_out = any(words in message for message in failures for words in _TIMED_OUT)
     return replace(finding, status=Status.HANG) if timed_out else finding
 
 

@@ -134,7 +134,7 @@ def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts) -> None:
     raised = {rank for rank, _ in found.marks}
     kernel = {trouble.pid for trouble in facts.troubles if trouble.kind == "kernel"}
     own_faults = any(_is_own(mark) for _, mark in found.marks) or bool(found.anonymous)
-    silent = _without_a_word(ended, facts, raised)
+    silent = _without_a_word(ended, facts, raised) if not found.anonymous else None
     for rank, each in ended.items():
         counts = rank in raised or _counts(each, kernel, own_faults, facts) or (rank == silent and not own_faults)
         if counts:
@@ -147,10 +147,8 @@ def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts) -> None:
 
 def _without_a_word(ended: dict[int, Ended], facts: Facts, raised: set[int]) -> int | None:
     """The one rank that ended with a status although the log has no traceback for it."""
-    with_status = [rank for rank, each in ended.items() if each.code > 0]
-    told = sum(1 for traceback in facts.tracebacks if not traceback.launcher)
-    silent = [rank for rank in with_status if rank not in raised]
-    return silent[0] if len(silent) == 1 and told < len(with_status) and not facts.timeouts else None
+    silent = [rank for rank, each in ended.items() if each.code > 0 and rank not in raised]
+    return silent[0] if len(silent) == 1 and not facts.timeouts else None
 
 
 def _counts(ended: Ended, kernel: set[int | None], own_faults: bool, facts: Facts) -> bool:

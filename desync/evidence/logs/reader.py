@@ -120,15 +120,10 @@ class _Reading:
             self._passed_over = text
             return
         self._raw = text = unwrapped(text)
-        cut = container(text)
-        if cut is not None:
-            stream, content, goes_on = cut
-            text = self._parts.pop(stream, "") + content
-            if goes_on and len(text) < MAX_PARTS * 16384:
-                self._parts[stream] = text
-                self.scanner.follow = max(self.scanner.follow, 1)
-                return
-        in_front, text = bared(text, self._line_shape())
+        whole = self._whole(text)
+        if whole is None:
+            return
+        in_front, text = bared(whole, self._line_shape())
         speaker, rest = parse(text, self.base)
         if "\\n" in rest:
             return  # somebody quotes a message
@@ -149,6 +144,19 @@ class _Reading:
             if word in rest and handle(line, self.log.facts):
                 self._after(line)
                 break
+
+    def _whole(self, text: str) -> str | None:
+        """A line of a container's log with the pieces before it; None if it goes on in the next."""
+        cut = container(text)
+        if cut is None:
+            return text
+        stream, content, goes_on = cut
+        text = self._parts.pop(stream, "") + content
+        if goes_on and len(text) < MAX_PARTS * 16384:
+            self._parts[stream] = text
+            self.scanner.follow = max(self.scanner.follow, 1)
+            return None
+        return text
 
     def _in_block(self, line: Line) -> bool:
         """Whether the line belongs to a traceback, a stack or torchelastic's summary that is being read."""
