@@ -45,8 +45,6 @@ def _cut_in_half(run_directory: Path, scenario: Scenario) -> None:
     alive = replace(ended, ended=False, traces=tuple(replace(trace, exit=None) for trace in ended.traces))
     for seen in (ended, alive) if scenario.status is Status.HANG else (ended,):
         for names in all_cuts():
-            if scenario.status is Status.CRASH and "no marks" in names:
-                continue  # the exceptions of victims are lost with the marks: see the tests of the diagnosis
             for seed in range(4 if "two journals missing" in names else 1):
                 findings = diagnose(cut(seen, names, seed)).findings
                 blamed = {rank for finding in findings for rank in finding.culprit_ranks}

@@ -28,7 +28,7 @@ from simulator import evidence
 TURNS = (12, 30)
 SEEDS = range(9)
 
-TOO_SURE = {"raise", "memory", "unused", "uneven", "break", "no_sync"}
+TOO_SURE = {"unused", "uneven", "break", "no_sync"}
 """Faults that only marks show: without any, the right rank is blamed for another cause, and more is claimed than is known.
 
 The tests at the end of this file have each of them on the smallest evidence.
@@ -90,7 +90,7 @@ def test_less_of_what_a_breakdown_left_makes_no_verdict_wrong(shape: str) -> Non
         simulator.break_down()
         whole, truth = evidence(simulator, simulator.end + 1), {each.rank: each.cause for each in simulator.plan.truths}
         for cut_away in all_cuts():
-            if "no marks" not in cut_away:
+            if cut_away != ("no marks", "two journals missing"):  # see the end of this file
                 less = diagnose(cut(whole, cut_away, seed))
                 wrong += [(seed, cut_away, words) for words in too_much(diagnose(whole), less, truth)]
     assert wrong == []
@@ -146,6 +146,14 @@ def test_a_rank_whose_operation_failed_under_it_is_a_victim_also_without_its_exc
     unseen = trace(1, [Op(line=15)])
     assert blamed(diagnose(job(victims[0], unseen, victims[1], ended=True))) <= {1}
     assert blamed(diagnose(without(job(victims[0], unseen, victims[1], ended=True), [1]))) <= {1}
+
+
+@pytest.mark.xfail(strict=True, reason="only a rank's newest operation is asked whether it failed under it")
+def test_a_rank_is_a_victim_also_where_it_had_called_more_behind_what_failed_under_it() -> None:
+    """Buckets of one backward: the first fails, the next are still open when the rank raises and exits."""
+    failed, still_open = Op(line=15, is_async=True, done=False, failed=True), Op(line=15, is_async=True, done=False)
+    victims = [trace(rank, [Op(line=15), failed, still_open], exit=left(4, code=1)) for rank in (0, 2)]
+    assert blamed(diagnose(without(job(victims[0], trace(1, [Op(line=15)]), victims[1], ended=True), [1]))) <= {1}
 
 
 @pytest.mark.xfail(strict=True, reason="a bucket that is missing without any mark is called skipped_collective, proven")
