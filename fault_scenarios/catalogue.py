@@ -10,8 +10,9 @@ from fault_scenarios.healthy import HEALTHY
 from fault_scenarios.orders import ORDERS
 from fault_scenarios.pending import PENDING
 from fault_scenarios.scenario import FOLDER, HANG_KILLED, READY, OutsideAction, Scenario
+from fault_scenarios.standstills import STANDSTILLS
 
 __all__ = ["FOLDER", "HANG_KILLED", "PENDING", "READY", "SCENARIOS", "OutsideAction", "Scenario"]
 
-SCENARIOS = (*FAULTS, *ORDERS, *HEALTHY)
+SCENARIOS = (*FAULTS, *ORDERS, *STANDSTILLS, *HEALTHY)
 """All of them, broken ones first."""

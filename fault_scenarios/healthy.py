@@ -81,6 +81,15 @@ HEALTHY = (
         hang_after_s=10,
     ),
     Scenario(
+        name="healthy_upload",
+        program="healthy_upload.py",
+        shows="rank 0 packs for long what was trained, when all others have ended",
+        world_size=3,
+        status=Status.HEALTHY,
+        cause=Cause.NONE,
+        exit_status=0,
+    ),
+    Scenario(
         name="healthy_workers",
         program="healthy_workers.py",
         shows="loaders whose worker processes end after each epoch",

@@ -109,6 +109,9 @@ def compare(scenario: Scenario, report: Report, exit_status: int) -> Iterator[Ch
     yield Check("culprits", ranks_text(scenario.culprits), ranks_text(verdict.culprit_ranks))
     for cause, culprits in scenario.also:
         yield Check("also", _fault_text(cause, culprits), _told(report, cause))
+    if scenario.says is not None:
+        said = clean(verdict.summary)
+        yield Check("sentence", scenario.says, scenario.says if scenario.says in said else said)
     line = scenario.call_site_line()
     if line is not None:
         wanted = f"{scenario.program}:{line}"

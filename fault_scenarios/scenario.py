@@ -45,6 +45,8 @@ class Scenario:
     """Text of the one line of the program that the report must name for the culprit; None where no line is at fault."""
     also: tuple[tuple[Cause, tuple[int, ...]], ...] = ()
     """Faults besides the first, each with its own culprits, that must be told as faults of their own."""
+    says: str | None = None
+    """Words that the verdict's sentence must hold, where the cause alone does not tell such faults apart."""
     arguments: tuple[str, ...] = ()
     launch: tuple[str, ...] = ()
     """More options of torchrun."""

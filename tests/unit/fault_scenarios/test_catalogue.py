@@ -10,10 +10,10 @@ import pytest
 from desync.model import Cause, Status
 from fault_scenarios.catalogue import FOLDER, HANG_KILLED, PENDING, SCENARIOS
 
-MODULES = ("__init__", "catalogue", "common", "faults", "healthy", "orders", "pending", "runner", "scenario")
+MODULES = ("__init__", "catalogue", "common", "faults", "healthy", "orders", "pending", "runner", "scenario", "standstills")
 EVERY = (*SCENARIOS, *PENDING)
 EXIT_STATUS = {Status.HEALTHY: 0, Status.MISMATCH: 0, Status.HANG: HANG_KILLED, Status.CRASH: 1}
-NOBODYS = {Cause.GROUP_CREATION, Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH}
+NOBODYS = {Cause.COMMUNICATION_STALLED, Cause.GROUP_CREATION, Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH}
 """Faults that can be everybody's: then nobody is the culprit."""
 
 
