@@ -38,7 +38,7 @@ def train(device: torch.device) -> None:
         model(torch.randn(8, 20, device=device)).square().mean().backward()
         with weights:
             optimizer.step()
-        writer = threading.Thread(target=write, args=(step,))
+        writer = threading.Thread(target=write, args=(step,), name="checkpoints")
         writer.start()
         writer.join()
 

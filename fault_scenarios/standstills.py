@@ -61,7 +61,7 @@ STANDSTILLS = (
         cause=Cause.STALLED_RANK,
         culprits=(1,),
         call_site="with weights:",
-        says="waits for a lock",
+        says="after its thread checkpoints raised OSError: no space left on device",
     ),
     Scenario(
         name="full_queue",

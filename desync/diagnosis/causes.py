@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from desync.diagnosis.advice import STOPPED_ADVICE
 from desync.diagnosis.compare import differences
-from desync.diagnosis.doing import doing, is_stopped, motion
+from desync.diagnosis.doing import after_thread_failure, doing, is_stopped, motion
 from desync.diagnosis.endings import Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.memory import caught_out_of_memory
@@ -181,7 +181,7 @@ def stalled_rank(suspect: Suspect) -> Explanation | None:
     """It is alive, in no collective, and frozen."""
     if not suspect.can_come or not is_frozen(suspect):
         return None
-    what = f"is stuck outside any collective ({doing(suspect)})"
+    what = f"is stuck outside any collective ({doing(suspect)}){after_thread_failure(suspect.trace)}"
     if suspect.theirs.call.op == "init_process_group":
         what = f"has not reached init_process_group ({doing(suspect)})"
         return Explanation(Cause.RENDEZVOUS, Certainty.LIKELY, what, evidence=(motion(suspect),))

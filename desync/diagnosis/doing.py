@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from desync.diagnosis.progress import pending_fetch
 from desync.diagnosis.suspect import Suspect
-from desync.diagnosis.words import named, seconds
-from desync.model import Activity, Evidence, Motion, Stack
+from desync.diagnosis.words import named, place, raised, seconds
+from desync.model import Activity, Evidence, Motion, Stack, Trace
 
 _STATES = {
     "stopped": "its process is stopped: somebody sent SIGSTOP, or a debugger holds it",
@@ -46,6 +46,15 @@ def where(stack: Stack) -> str:
     """In put, train.py:31: the innermost frame of the user's, or the innermost at all."""
     frame = next((frame for frame in stack.frames if frame.is_users), stack.frames[0])
     return f"in {frame.function}, {frame.file.rpartition('/')[2]}:{frame.line}"
+
+
+def after_thread_failure(trace: Trace) -> str:
+    """What ended a thread of a rank that has entered nothing since, to stand behind a sentence; empty if nothing did."""
+    entered = trace.dropped + len(trace.operations)
+    for mark in reversed(trace.thread_failures):
+        if mark.failure is not None and mark.after >= entered:
+            return f" after its thread {mark.failure.thread} raised {raised(mark.failure)} at {place(mark.site)}"
+    return ""
 
 
 def motion(suspect: Suspect) -> str:

@@ -129,9 +129,8 @@ def _code(trace: Trace) -> int | None:
 
 
 def _last_failure(trace: Trace, uncaught: bool) -> Mark | None:
-    marks = [mark for mark in trace.marks if mark.kind is MarkKind.EXCEPTION and mark.failure is not None]
-    found = (mark for mark in reversed(marks) if mark.failure is not None and not mark.failure.passed)
-    return next((mark for mark in found if mark.failure is not None and mark.failure.uncaught is uncaught), None)
+    marks = [mark for mark in trace.marks if mark.kind is MarkKind.EXCEPTION and not trace.outlives(mark)]
+    return next((mark for mark in reversed(marks) if mark.failure is not None and mark.failure.uncaught is uncaught), None)
 
 
 def _still_held(trace: Trace, held: Mark) -> bool:

@@ -160,6 +160,7 @@ def _failure(payload: Any) -> Failure:
         uncaught=bool(payload["uncaught"]),
         out_of_memory=bool(payload["out_of_memory"]),
         passed=bool(payload.get("passed", False)),
+        thread=_text(payload.get("thread")),
     )
 
 
@@ -301,6 +302,7 @@ class TraceBuilder:
             after=record[Field.AFTER],
             site=site if isinstance(site, CallSite) else None,
             failure=failure,
+            thread=record[Field.THREAD] or None,
         )
 
     def _table(self, records: list[Record]) -> OperationTable:

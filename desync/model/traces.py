@@ -21,6 +21,8 @@ class Failure:
     out_of_memory: bool = False
     passed: bool = False
     """It was seen on its way out of a forward or a backward: whether somebody caught it is not said here."""
+    thread: str | None = None
+    """Name of the thread that it ended; None for the main thread, with which the rank ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Mark:
     """How many operations the rank had entered before (counted from its start): the place of the mark among them."""
     site: CallSite | None = None
     failure: Failure | None = None
+    thread: int | None = None
+    """The operating system's number of the thread that made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +122,21 @@ class Trace:
 
     @property
     def failure(self) -> Mark | None:
-        """The first exception mark, but for those that only passed."""
-        return next((mark for mark in self.marks if mark.kind is MarkKind.EXCEPTION and not _passed(mark)), None)
+        """The first exception mark of those that the rank does not outlive."""
+        return next((mark for mark in self.marks if mark.kind is MarkKind.EXCEPTION and not self.outlives(mark)), None)
+
+    def outlives(self, mark: Mark) -> bool:
+        """Whether an exception ended neither the rank nor a thread that communicates for it."""
+        if mark.failure is None or (mark.failure.thread is None and not mark.failure.passed):
+            return False
+        return mark.failure.passed or mark.thread not in self.operations.thread
 
     @property
     def passed_failures(self) -> tuple[Mark, ...]:
         """The exceptions that passed, oldest first."""
-        return tuple(mark for mark in self.marks if mark.kind is MarkKind.EXCEPTION and _passed(mark))
+        return tuple(mark for mark in self.marks if mark.failure is not None and mark.failure.passed)
 
-
-def _passed(mark: Mark) -> bool:
-    return mark.failure is not None and mark.failure.passed
+    @property
+    def thread_failures(self) -> tuple[Mark, ...]:
+        """The exceptions that ended threads other than the main one, oldest first."""
+        return tuple(mark for mark in self.marks if mark.failure is not None and mark.failure.thread is not None)

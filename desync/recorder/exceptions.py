@@ -14,6 +14,7 @@ from desync.recorder.sites import function_name, is_recorders, users_frames
 
 MAX_MESSAGE = 4000
 MAX_FRAMES = 30
+MAX_NAME = 200
 _QUIET_TYPES = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 Raised = tuple[int, type, int, int, int]
@@ -58,8 +59,10 @@ def _identity(error: BaseException) -> Raised:
 
 
 @quiet("recording exceptions")
-def record(session: Session, error: BaseException, uncaught: bool, passed: bool = False) -> None:
-    """Record an exception with its message and last frames."""
+def record(
+    session: Session, error: BaseException, uncaught: bool, passed: bool = False, thread: str | None = None
+) -> None:
+    """Record an exception with its message and last frames; ``thread`` names the one that it ended, if not the main one."""
     payload = {
         "type": _type_name(error),
         "message": _message(error),
@@ -67,6 +70,7 @@ def record(session: Session, error: BaseException, uncaught: bool, passed: bool 
         "uncaught": uncaught,
         "out_of_memory": is_out_of_memory(error),
         "passed": passed,
+        "thread": thread,
     }
     writer = session.writer
     # The same failure again (a retry in every step) must not fill the heap.
@@ -125,7 +129,8 @@ def install() -> None:
 
     def on_thread(arguments: Any) -> None:
         if sessions.current is not None and isinstance(arguments.exc_value, Exception):
-            record(sessions.current, arguments.exc_value, uncaught=True)
+            name = str(getattr(arguments.thread, "name", None) or "of no name")
+            record(sessions.current, arguments.exc_value, uncaught=True, thread=name[:MAX_NAME])
         thread_hook(arguments)
 
     sys.excepthook = on_main

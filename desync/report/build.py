@@ -256,7 +256,7 @@ def _progress(progress: Progress) -> ProgressEntry:
 
 
 def _exception(trace: Trace) -> ExceptionEntry | None:
-    mark = trace.failure or next(iter(trace.passed_failures), None)
+    mark = trace.failure or next(iter((*trace.passed_failures, *trace.thread_failures)), None)
     if mark is None:
         return None
     failure = mark.failure

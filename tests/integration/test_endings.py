@@ -98,6 +98,7 @@ def test_an_uncaught_exception_is_marked_with_its_line(
     failure = found[0][1].failure
     assert failure is not None
     assert (failure.type, failure.message, failure.uncaught) == (kind, message, True)
+    assert failure.thread == ("worker" if ending == "raises_in_a_thread" else None)
     assert failure.out_of_memory == (ending == "runs_out_of_memory")
     assert failure.frames[0].line == line_of(PROGRAM, marker)
     assert failure.frames[0].file == str(PROGRAM)

@@ -158,7 +158,7 @@ def raises_in_a_thread() -> None:
     def work() -> None:
         raise EnvironmentError("in a thread")  # noqa: UP024 - an alias, whose real name the record must have  # @in_a_thread
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, name="worker")
     thread.start()
     thread.join()
 

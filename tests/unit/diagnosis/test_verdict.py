@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from desync.diagnosis import diagnose
-from desync.model import Cause, Certainty, MarkKind, OperationState, RankState, Status
+from desync.model import Cause, Certainty, Mark, MarkKind, OperationState, RankState, Status
 
 from .jobs import HANG_AFTER, MS, Op, job, left, mark, progress, raised, trace
 
@@ -345,3 +345,28 @@ def test_ranks_whom_ddp_refuses_are_not_blamed_for_saying_so():
     said = raised("DDP expects same model across all ranks, but Rank 0 has 4 params", 1, kind="RuntimeError")
     finding = first(job(*(trace(rank, [Op()], marks=(said,), exit=left(2, 1)) for rank in range(4)), ended=True))
     assert (finding.cause, finding.culprit_ranks, finding.status) == (Cause.STRUCTURE_MISMATCH, (), Status.CRASH)
+
+
+def in_a_thread(found: Mark, number: int) -> Mark:
+    return replace(found, failure=replace(found.failure, thread="writer"), thread=number)
+
+
+def test_a_thread_that_raised_is_no_fault_of_a_job_that_went_on():
+    died = in_a_thread(raised("disk full", 1), 7)
+    ranks = [trace(rank, [Op()] * 3, exit=left(4), marks=(died,) if rank == 1 else ()) for rank in range(4)]
+    assert diagnose(job(*ranks, ended=True)).findings == ()
+    running = [trace(rank, [Op()] * 3, marks=(died,) if rank == 1 else ()) for rank in range(4)]
+    assert diagnose(job(*running)).findings == ()
+
+
+def test_a_rank_that_stands_still_after_a_thread_of_it_raised_is_stalled_and_both_are_said():
+    stuck = trace(3, [Op()], marks=(in_a_thread(raised("disk full", 1), 7),))
+    finding = first(job(*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), stuck, frozen=(3,)))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.STALLED_RANK, (3,))
+    assert "after its thread writer raised ValueError: disk full at train.py:99" in finding.summary
+
+
+def test_a_thread_that_communicates_takes_its_rank_with_it():
+    gone = trace(3, [Op()], marks=(in_a_thread(raised("disk full", 1), 1),))
+    finding = first(job(*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), gone))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.EXCEPTION, (3,))
