@@ -49,12 +49,11 @@ def where(stack: Stack) -> str:
 
 
 def after_thread_failure(trace: Trace) -> str:
-    """What ended a thread of a rank that has entered nothing since, to stand behind a sentence; empty if nothing did."""
-    entered = trace.dropped + len(trace.operations)
-    for mark in reversed(trace.thread_failures):
-        if mark.failure is not None and mark.after >= entered:
-            return f" after its thread {mark.failure.thread} raised {raised(mark.failure)} at {place(mark.site)}"
-    return ""
+    """What ended a thread of a rank last, to stand behind a sentence; empty if nothing did."""
+    mark = trace.thread_failures[-1] if trace.thread_failures else None
+    if mark is None or mark.failure is None:
+        return ""
+    return f" after its thread {mark.failure.thread} raised {raised(mark.failure)} at {place(mark.site)}"
 
 
 def motion(suspect: Suspect) -> str:

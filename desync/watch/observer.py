@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -171,7 +172,9 @@ class Observer:
             return activity
         threads = self.stacks[activity.rank].threads if activity.rank in self.stacks else ()
         frames = next((stack.frames for stack in threads if stack.thread.startswith("Main")), ())
-        return replace(activity, waits_for=waits_for(pid, activity.process_state, frames))
+        # What the user's code was called by says nothing of what it waits for.
+        inside = tuple(takewhile(lambda frame: not frame.is_users, frames))
+        return replace(activity, waits_for=waits_for(pid, activity.process_state, inside))
 
     # --- stacks
 
