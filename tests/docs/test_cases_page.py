@@ -91,3 +91,13 @@ def test_the_page_of_a_cause_knows_its_cases() -> None:
     for page in CAUSES.glob("*.md"):
         told = re.findall(r"`([\w-]+)`", page.read_text(encoding="utf-8").partition("## Reported in public")[2])
         assert set(told) <= cases, page.name
+
+
+def test_what_is_said_is_what_the_scenario_must_get() -> None:
+    causes = {scenario.name: scenario.cause for scenario in (*SCENARIOS, *PENDING)}
+    wrong = []
+    for _, case, (_, cover, says) in rows():
+        for name in scenarios(cover):
+            if causes.get(name) not in (None, Cause.NONE) and f"`{causes[name].value}`" not in says:
+                wrong.append((case, name, causes[name].value))
+    assert wrong == []
