@@ -5,7 +5,9 @@ import gzip
 import io
 import lzma
 import os
+import pickle
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,48 @@ def test_zstd_needs_a_reader_and_the_note_says_which(tmp_path: Path, monkeypatch
 def test_a_folder_of_journals_is_a_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "journals").mkdir(parents=True)
     assert find([str(tmp_path)]).run_directories == (tmp_path / "run",)
+
+
+def test_compressed_members_of_an_archive_are_read(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "node.tar", "w") as archive:
+        packed = {"a/rank0.log.gz": gzip.compress(LOG), "a/rank1.log.xz": lzma.compress(LOG), "bad.gz": b"\x1f\x8b\x08"}
+        for name, content in packed.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    found = find([str(tmp_path / "node.tar")])
+    assert [(source.name.rpartition("!")[2], source.content()) for source in found.found] == [
+        ("a/rank0.log.gz", LOG),
+        ("a/rank1.log.xz", LOG),
+    ]
+    assert any("bad.gz" in note for note in found.notes)
+    found.close()
+
+
+def test_what_cannot_be_read_in_place_is_said_with_what_to_do(tmp_path: Path) -> None:
+    holes = tarfile.TarInfo("holes.log")
+    holes.type, holes.size = tarfile.GNUTYPE_SPARSE, 0
+    with tarfile.open(tmp_path / "holes.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(holes)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as zipped:
+        zipped.writestr("rank0.log", LOG)
+    (tmp_path / "nothing").mkdir()
+    found = find([str(tmp_path)])
+    found.close()
+    assert any("all.zip" in note and "unpack it first" in note for note in found.notes)
+    assert any("holes.log" in note and "with holes" in note for note in found.notes)
+    with pytest.raises(EvidenceError, match="it holds no file"):
+        gather(find([str(tmp_path / "nothing")]))
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (pickle.dumps({"entries": []}, protocol=0), Type.DUMP),
+        (b"cposix\nsystem\n(S'true'\ntR.", Type.DUMP),
+        (b"compiling\nlinking\ndone\n", Type.LOG),
+        (b"(Worker pid=5) step 1\n", Type.LOG),
+    ],
+)
+def test_pickles_that_are_text_are_told_from_logs(content: bytes, kind: Type) -> None:
+    assert recognise(content) is kind
