@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from desync.cli.main import COMMANDS
 from tests.conftest import ROOT, end_tree
 from tests.docs.pages import Block, blocks, commands, difference, scrubbed
 
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 RUN = ("python", "console")
 SHOWN = ("text", "json", "yaml", "sh", "")
 """Languages of blocks that are not run."""
@@ -41,12 +43,13 @@ def place(tmp_path: Path) -> Path:
 def test_there_are_pages() -> None:
     names = {page.stem for page in PAGES}
 
+    assert len(list(DOCS.glob("causes/*.md"))) > 15
     assert {"getting-started", "how-it-works", "commands", "report-json", "overhead", "security-and-privacy", "faq"} <= names
 
 
 @pytest.mark.job
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_page_says_what_happens(page: Path, place: Path) -> None:
     for block in blocks(page):
         assert block.language in RUN + SHOWN, f"{page.name}:{block.line}: {block.language!r}"
@@ -99,11 +102,35 @@ def _links(page: Path) -> Iterator[str]:
     yield from re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
 
 
-@pytest.mark.parametrize("page", [*DOCS.rglob("*.md"), ROOT / "README.md"], ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     broken = [link for link in _links(page) if "://" not in link and not (page.parent / link).exists()]
 
     assert broken == []
+
+
+def _shown_commands(page: Path) -> Iterator[list[str]]:
+    """The commands in blocks that are not run, and in workflow files: what only the reader's own files make runnable."""
+    for block in blocks(page):
+        if block.language in ("sh", "yaml"):
+            for line in block.lines:
+                words = shlex.split(line.removeprefix("- run: "), comments=True)
+                if words and words[0] in ("desync", "python"):
+                    yield words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_that_are_only_shown_have_options_that_there_are(page: Path) -> None:
+    for words in _shown_commands(page):
+        own = words[: words.index("--")] if "--" in words else words
+        if words[0] == "python":
+            program, known = [sys.executable, str(ROOT / own[1])], own[1].startswith("tools/")
+        else:
+            program, known = [sys.executable, "-m", "desync", own[1]], own[1] in COMMANDS
+        assert known, words
+        usage = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        for option in (word.partition("=")[0] for word in own[2:] if word.startswith("-")):
+            assert re.search(rf"(?<![\w-]){option}(?![\w-])", usage), (words, option)
 
 
 def test_scrubbing_leaves_what_is_said() -> None:
@@ -113,3 +140,7 @@ def test_scrubbing_leaves_what_is_said() -> None:
     assert difference(["[…]", "a", "[…]"], ["a"]) is None
     assert difference(["a", "[…]", "d"], ["a", "b", "c"]) is not None
     assert difference(["a"], ["b"]) is not None
+    assert difference(["a b", "  c (pid 7)", "[…]"], ["a", "b c (pid", "71234) d"]) is None
+    assert difference(["rank 2 called", "barrier"], ["rank 2", "called barrier"]) is None
+    assert difference(["a", "[…]"], ["a b"]) is None
+    assert difference(["a b"], ["ab"]) is not None
