@@ -299,5 +299,6 @@ FAULTS = (
         status=Status.MISMATCH,
         cause=Cause.GROUP_CREATION,
         exit_status=0,
+        may_hang=True,
     ),
 )

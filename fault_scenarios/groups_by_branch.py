@@ -1,7 +1,8 @@
 """Groups by branch: each half of the ranks creates only its own group.
 
 The name of a group is counted from the calls that a rank has made, so both halves use the same name for two groups, and meet
-in the store under it. On gloo, with halves of two, that goes unnoticed.
+in the store under it. On gloo, with halves of two, that mostly goes unnoticed; when the halves read each other's addresses
+there, they wait for ever.
 
     torchrun --nproc-per-node 4 fault_scenarios/groups_by_branch.py
 """

@@ -11,17 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from desync.errors import DesyncError
-from desync.model import Cause, Frame
+from desync.model import Cause, Frame, Status
 from desync.report.json_format import from_json
 from desync.report.model import Report, TimingEntry
 from desync.report.text import clean
-from fault_scenarios.catalogue import READY, OutsideAction, Scenario
+from fault_scenarios.catalogue import HANG_KILLED, READY, OutsideAction, Scenario
 
 MISSING = "—"
 _KEPT_LINES = 20
@@ -104,6 +104,8 @@ def watch_command(scenario: Scenario, run_dir: Path) -> list[str]:
 def compare(scenario: Scenario, report: Report, exit_status: int) -> Iterator[Check]:
     """Each thing that is expected of a scenario, beside what the report says."""
     verdict = report.verdict
+    if scenario.may_hang and verdict.status is Status.HANG:
+        scenario = replace(scenario, status=Status.HANG, exit_status=HANG_KILLED)
     yield Check("status", scenario.status.value, verdict.status.value)
     yield Check("cause", scenario.cause.value, verdict.cause.value)
     yield Check("culprits", ranks_text(scenario.culprits), ranks_text(verdict.culprit_ranks))

@@ -52,6 +52,8 @@ class Scenario:
     """More options of torchrun."""
     exit_status: int = HANG_KILLED
     """Of ``desync watch --on-hang kill``."""
+    may_hang: bool = False
+    """Chance decides whether the ranks get stuck as well: a hang that desync ends is then as right as the expected status."""
     outside_action: OutsideAction | None = None
     hang_after_s: float = 3
     """How long an absent rank that is alive must stand still before it counts as stuck (``--hang-after``)."""

@@ -158,3 +158,14 @@ def test_a_run_without_a_report_says_why(
     assert words in outcome.problem
     assert not outcome.as_expected
     assert os.listdir(tmp_path) == ([] if report is None else ["report.json"])
+
+
+def test_a_scenario_that_may_hang_is_right_either_way_but_for_its_cause() -> None:
+    chance = replace(UNEVEN, status=Status.MISMATCH, cause=Cause.GROUP_CREATION, call_site=None, exit_status=0, may_hang=True)
+    report = make_report(chance)
+    stuck = replace(report, verdict=replace(report.verdict, status=Status.HANG))
+    assert failed(chance, report, 0) == failed(chance, stuck, 3) == []
+    assert failed(chance, stuck, 0) == ["exit status"]
+    other = replace(stuck, verdict=replace(stuck.verdict, cause=Cause.UNKNOWN))
+    assert failed(chance, other, 3) == ["cause"]
+    assert failed(replace(chance, may_hang=False), stuck, 3) == ["status", "exit status"]
