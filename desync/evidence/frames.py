@@ -19,12 +19,14 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 def call_site(frames: Sequence[tuple[str, str, int]]) -> CallSite | None:
     """The user's frames of a stack (function, file, line; innermost first), as the recorder would have kept them.
 
-    Frames of other installed packages count only where nothing else is left; None if all are torch's or the library's.
+    Frames of other installed packages count only where nothing else is left; None if all are torch's, the library's or machine
+    code.
     """
     own: list[Frame] = []
     installed: list[Frame] = []
-    for function, file, line in frames:
-        if not _MACHINERY.search(file):
-            (installed if any(part in file for part in _INSTALLED) else own).append(Frame(function, file, line))
+    for each in frames:
+        frame = Frame(*each)
+        if not frame.is_native and not _MACHINERY.search(frame.file):
+            (installed if any(part in frame.file for part in _INSTALLED) else own).append(frame)
     kept = (own or installed)[:MAX_FRAMES]
     return CallSite(tuple(kept)) if kept else None

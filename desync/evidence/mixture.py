@@ -30,6 +30,7 @@ from desync.model import Claim, Evidence, Job, RankStacks, Trace
 MAX_TEXT = 64 << 20
 """Bound on a py-spy dump or an answer of ncclras."""
 MAX_NOTES = 64
+WHICH_RANK = "which rank it is cannot be told; a file of its own with the rank in its name (rank3.txt) would tell it"
 
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?=\D*$)")
@@ -205,7 +206,7 @@ def _stacks(sources: Sequence[Source], gathered: _Gathered) -> tuple[RankStacks,
             rank = by_pid.get(process.pid, process.rank) if process.pid is not None else process.rank
             rank = named if rank is None and len(processes) == 1 else rank
             if rank is None:
-                gathered.notes.append(f"a process in {source.name!r} was passed over: which rank it is cannot be told")
+                gathered.notes.append(f"a process in {source.name!r} was passed over: {WHICH_RANK}")
             else:
                 found[rank] = RankStacks(rank, pyspy_dump.SOURCE, None, process.threads)
     return tuple(found[rank] for rank in sorted(found))

@@ -7,6 +7,7 @@ from desync.evidence.frames import MAX_FRAMES, call_site
 TORCH = ("all_reduce", "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 3252)
 LIBRARY = ("run", "/usr/lib/python3.12/threading.py", 975)
 INSTALLED = ("step", "/env/lib/python3.12/site-packages/lightning/loop.py", 40)
+NATIVE = ("pthread_cond_wait", "libc.so.6", 0)
 OWN = ("train", "/job/train.py", 7)
 
 
@@ -16,6 +17,7 @@ OWN = ("train", "/job/train.py", 7)
         ([TORCH, INSTALLED, OWN, LIBRARY], [OWN]),
         ([TORCH, INSTALLED, LIBRARY], [INSTALLED]),  # nothing of the user's is left
         ([TORCH, OWN, INSTALLED, OWN], [OWN, OWN]),
+        ([NATIVE, ("??", "", 0), TORCH, OWN], [OWN]),
         ([("f", "/job/torch_tricks/a.py", 1)], [("f", "/job/torch_tricks/a.py", 1)]),
     ],
 )
