@@ -178,6 +178,7 @@ def test_no_tracked_file_names_a_path_of_one_machine() -> None:
         (["report", "no-such-run"], {"torch", "psutil"}),
         (["scenarios", "list"], {"torch"}),
         (["watch", "--help"], {"torch", "rich"}),
+        (["inspect", "--help"], {"torch", "rich", "psutil"}),
     ],
 )
 def test_a_command_loads_only_what_it_needs(arguments: list[str], unwanted: set[str]) -> None:

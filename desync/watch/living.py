@@ -41,7 +41,7 @@ from desync.stacks.pyspy import TakenStacks, take
 from desync.watch.activity import CPU_SHARE, ActivityTracker, ProcessSampler
 from desync.watch.observer import Observer
 from desync.watch.ranks import LivingJob, Spawned
-from desync.watch.threads import Clock, has_process_group, main_clock, share, uses_gpu, waits_for
+from desync.watch.threads import STOPPED, Clock, has_process_group, main_clock, share, uses_gpu, waits_for
 
 SECONDS = 2.0
 STACKS_S = 3.0
@@ -242,10 +242,12 @@ def _functions(frames: tuple[Frame, ...]) -> list[tuple[str, str]]:
 def _evidence(job: LivingJob, ranks: list[_Rank], taken: TakenStacks, window: tuple[int, int]) -> Evidence:
     node = socket.gethostname()
     activities = {one.rank: one.activity(window) for one in ranks}
+    # A process that is stopped waits for whoever stopped it, and for nothing else.
     stands = {
         one.rank: one.second
         for one in ranks
-        if one.second is not None and one.second.call is not None and activities[one.rank].motion is not Motion.MOVING
+        if one.second is not None and one.second.call is not None
+        if activities[one.rank].motion is not Motion.MOVING and activities[one.rank].process_state not in STOPPED
     }
     world = max(job.world_size or 0, max(job.pids) + 1)
     living = {one.rank for one in ranks}

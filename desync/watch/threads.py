@@ -74,6 +74,8 @@ _STATES = {
     "tracing-stop": "is stopped: a debugger holds it",
     "disk-sleep": "waits for a disk or a network file system",
 }
+STOPPED = ("stopped", "tracing-stop")
+"""States of a process that somebody has stopped."""
 INNERMOST = 6
 """So many innermost frames are looked at."""
 

@@ -57,6 +57,28 @@ def test_other_renderings_can_be_written(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    "does",
+    [
+        ("recv@5>1", "still@7"),
+        ("recv@5>1", "recv@5>0"),
+        ("init_process_group@3", "still@1"),
+        ("new_group@3", "still@1"),
+        ("~all_reduce@4", "~all_gather@5", "still@7"),
+        ("backward@4", "barrier@5", "wait@6"),
+        ("barrier@4", "gone"),
+        ("barrier@4", "away"),
+        ("hidden",),
+    ],
+)
+def test_every_report_follows_the_schema(does: tuple[str, ...], machine: Callable[..., None], tmp_path: Path) -> None:
+    machine(job(5), seen=scene(*does))
+    place = tmp_path / "report.json"  # which every test's reports are checked by
+    assert cli.main(["inspect", "--format", "json", "-o", str(place)]) == 0
+    assert json.loads(place.read_text(encoding="utf-8"))["schema"] == "desync.report/1"
+    assert cli.main(["report", str(place)]) == 0
+
+
 def test_without_a_finding_it_is_said_what_was_seen_with_all_stacks(
     machine: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

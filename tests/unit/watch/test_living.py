@@ -154,6 +154,15 @@ def test_a_rank_that_has_ended_is_told_and_a_job_that_has_ended_is_none(sleepers
     assert look(LivingJob({0: gone.pid}, 1, None, all_here=True), 1.0, taking({})) is None
 
 
+def test_a_rank_that_is_stopped_waits_for_nobody_wherever_it_stands(sleepers: dict[int, int]) -> None:
+    os.kill(sleepers[1], signal.SIGSTOP)
+    evidence = look(LivingJob(sleepers, 2, None, all_here=True), 1.2, taking({0: BARRIER, 1: BARRIER}))
+    assert evidence is not None
+    (finding,) = interpret_living(evidence).findings
+    assert finding.culprit_ranks == (1,)
+    assert "(is stopped: somebody sent SIGSTOP" in finding.summary
+
+
 def test_without_stacks_there_is_what_the_kernel_says(sleepers: dict[int, int]) -> None:
     os.kill(sleepers[1], signal.SIGSTOP)
     evidence = look(LivingJob(sleepers, 2, None, all_here=True), 1.2, lambda pids: TakenStacks(notes=("no right",)))
