@@ -229,6 +229,7 @@ def _together(gathered: _Gathered) -> Evidence:
             traces[trace.rank] = _joined(traces[trace.rank], trace) if trace.rank in traces else trace
     world = max([_world(traces), *(each.world_size or 0 for each in (dumps, logs, ras) if each is not None)])
     if not any(len(trace.operations) for trace in traces.values()) and gathered.stacks:
+        gathered.notes.append("stacks tell neither groups nor numbers, hence not which of its calls at a line a rank is in")
         for trace in pyspy_dump.traces(gathered.stacks, max([world, *(each.rank + 1 for each in gathered.stacks)])):
             traces[trace.rank] = _joined(trace, traces[trace.rank]) if trace.rank in traces else trace
     job = recorded.job if recorded is not None else Job()

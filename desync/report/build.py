@@ -290,6 +290,6 @@ def _notes(evidence: Evidence, diagnosis: Diagnosis) -> tuple[str, ...]:
         for rank, waiters in sorted(diagnosis.awaiting.items())
     ]
     dropped = [trace.rank for trace in evidence.traces if trace.dropped]
-    kept = f"older operations of ranks {rank_set(dropped)} are no longer in their journals"
+    kept = f"older operations of ranks {rank_set(dropped)} are no longer in their records"
     lines = [*evidence.notes, *diagnosis.notes, *awaited, *own, *([kept] if dropped and diagnosis.findings else [])]
     return tuple(bounded(line, LINE) for line in dict.fromkeys(lines))[:MAX_NOTES]

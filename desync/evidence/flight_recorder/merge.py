@@ -16,6 +16,8 @@ from desync.model import Call, CallSite, Claim, Group, Kind, OperationTable, Ten
 COUNTED = Call(op="unrecorded", kind=Kind.COLLECTIVE)
 """An operation of which only the counter tells: what it was is not known."""
 KNOWN_VERSION = "2."
+SHORT = 200
+"""Rings with fewer operations than this hold too little of a rank's past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def merge(dumps: Mapping[int, RawDump]) -> MergedDumps:
         traces=tuple(_trace(draft, groups, calls.backends) for draft in drafts.values()),
         world_size=groups.world_size,
         backends=tuple(sorted(set(calls.backends.values()))),
-        notes=tuple(_notes(dumps)),
+        notes=(*_notes(dumps), *_past(dumps, calls.backends), *_missing(dumps, groups.world_size)),
         claims=tuple(claims),
     )
 
@@ -224,3 +226,23 @@ def _notes(dumps: Mapping[int, RawDump]) -> Iterable[str]:
     yield "a dump holds no root, no reduce operation and nothing that happens outside of collectives"
     if not any(dump.stacks for dump in dumps.values()) and any(dump.calls for dump in dumps.values()):
         yield "the dumps hold no stacks; TORCH_INCLUDE_STACK_TRACE set to 1 keeps them in pickles (the JSON form never has any)"
+
+
+def _past(dumps: Mapping[int, RawDump], backends: Mapping[str, str]) -> Iterable[str]:
+    """What the dumps do not hold of what ranks did before."""
+    longest = max((len(dump.call) // 8 for dump in dumps.values()), default=0)
+    if "gloo" in backends.values():
+        yield "gloo's recorder does not tell which operations have finished"
+    elif longest and not any(each for dump in dumps.values() for each in memoryview(dump.completed).cast("q")):
+        yield "nothing in the dumps has finished: without TORCH_INCLUDE_ONLY_ACTIVE they show what ranks did before as well"
+    elif longest < SHORT and any(dump.first_record for dump in dumps.values()):
+        yield f"the rings hold {longest} operations at most; a larger TORCH_FR_BUFFER_SIZE (2000) shows what ranks usually do"
+
+
+def _missing(dumps: Mapping[int, RawDump], world: int) -> Iterable[str]:
+    missing = world - len(dumps)
+    if missing:
+        yield (
+            f"there is no dump of {missing} rank{'s' if missing > 1 else ''}; TORCH_NCCL_DUMP_ON_TIMEOUT set to 1 and "
+            "TORCH_FR_DUMP_TEMP_FILE on storage that all machines share keep those of all"
+        )

@@ -299,9 +299,26 @@ def _trace(draft: _Draft, mine: dict[str, Group], world: int) -> Trace:
     )
 
 
+def _switches(facts: Facts) -> Iterable[str]:
+    """What would have made torch and NCCL say more."""
+    messages = [each.message for each in facts.tracebacks]
+    gloo = facts.sizes_differ or any(GLOO_TIMEOUT.search(message) for message in messages)
+    if gloo and not facts.printed:
+        yield (
+            "gloo's errors name neither group nor number; with TORCH_DISTRIBUTED_DEBUG set to DETAIL torch compares what ranks "
+            "call and says who differs"
+        )
+    if any(each.kind == "nccl_error" for each in facts.troubles) and not any(each.kind == "network" for each in facts.troubles):
+        yield "NCCL's own lines are not in the log; NCCL_DEBUG set to WARN and NCCL_DEBUG_FILE keep them"
+    unused = [message for message in messages if "Expected to have finished reduction" in message]
+    if unused and not any("Parameters which did not" in message for message in unused):
+        yield "the log does not name the parameters; TORCH_DISTRIBUTED_DEBUG set to INFO makes DDP name them"
+
+
 def _notes(facts: Facts, ranks: Ranks) -> Iterable[str]:
     if facts.timeouts and not facts.statuses:
         yield "the log does not say which group an operation belongs to; torch 2.3 and newer do"
+    yield from _switches(facts)
     if facts.survived:
         yield "the log holds errors after which the job went on and ended well; they were not taken for faults"
     if facts.repeated:
