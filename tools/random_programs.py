@@ -132,12 +132,14 @@ def plan_of(body: Body, kinds: tuple[str, ...], rng: random.Random) -> Plan | No
         # Somebody takes a rest, longer than a hang has to last, and comes back.
         program = rng.choice(programs)
         program.insert(rng.randrange(len(program)), Do("pause"))
-    plan = Plan(dict(body.groups), programs, loops=_loops(body))
+    plan = Plan(dict(body.groups), programs, loops=_loops(body), eager=rng.random() < 0.5)
     ranks = rng.sample(range(body.world), len(kinds))
     for kind, rank in zip(kinds, ranks, strict=True):
         truth = _inject(body, programs, kind, rank, rng)
         if truth is None:
             return None
+        if kind == "root" and plan.eager and any(do.root == rank for do in programs[rank]):
+            truth = replace(truth, silent=True)  # a source waits for nobody
         plan.truths.append(truth)
     return plan
 

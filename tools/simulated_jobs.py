@@ -73,10 +73,13 @@ def judge(plan: Plan, diagnosis: Diagnosis, showed: list[Truth]) -> tuple[str, s
 
 
 def played(seed: int, kinds: tuple[str, ...], turns: tuple[int, int] = (2, 6)) -> tuple[Simulator, random.Random] | None:
-    """A job with these faults, played to its end; None if its program has no place for them."""
+    """A job with these faults, played to its end; None if its program has no place for them, or too few sound ranks.
+
+    Of two faulty ranks among three, the third would be the odd one out.
+    """
     rng = random.Random(seed)
     body = random_body(rng, turns)
-    if len(kinds) >= body.world:
+    if len(kinds) > 1 and 2 * len(kinds) >= body.world:
         return None
     plan = plan_of(body, kinds, rng)
     if plan is None:

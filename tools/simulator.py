@@ -86,6 +86,8 @@ class Plan:
     programs: list[list[Do]]
     truths: list[Truth] = field(default_factory=list)
     loops: tuple[tuple[int, int], ...] = ()
+    eager: bool = False
+    """The source of a broadcast goes on at once, as with gloo for small tensors."""
 
 
 @dataclass
@@ -181,10 +183,21 @@ class Simulator:
         here[rank.number] = row
         if not do.is_async:
             rank.blocked = row
-        if len(here) == len(self.plan.groups[do.group]) and self._fits(list(here.values())):
+        if self.plan.eager and do.op == "broadcast":
+            self._hand_out(here)
+        elif len(here) == len(self.plan.groups[do.group]) and self._fits(list(here.values())):
             done = max(each.entered for each in here.values()) + MILLISECOND
             for each in here.values():
                 each.completed = done
+
+    def _hand_out(self, here: dict[int, _Row]) -> None:
+        """A broadcast whose source does not wait for those that it sends to."""
+        for row in here.values():
+            source = here.get(row.do.root) if row.do.root is not None else None
+            if row.completed or row.do.op != "broadcast" or source is None:
+                continue
+            if source.do.op == "broadcast" and source.do.root == row.do.root and self._fits([row, source]):
+                row.completed = max(row.entered, source.entered) + MILLISECOND
 
     def _wait(self, rank: _Rank) -> None:
         open_rows = [row for row in rank.rows if row.do.is_async and not row.completed]

@@ -30,6 +30,9 @@ from simulated_jobs import (  # the tools are scripts, not a package
 from simulator import evidence
 
 from desync.diagnosis import diagnose
+from desync.model import Cause
+
+from .jobs import Op, job, left, trace
 
 FOUND = {"right", "late", "unsure"}
 few = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -65,7 +68,8 @@ def test_of_one_fault_its_rank_is_blamed_or_nobody(seed: int, kind: str) -> None
 @given(seed=seeds)
 def test_of_two_ends_both_are_found_unless_it_is_unsure(seed: int) -> None:
     outcome = play(seed, kinds_of(TWO_ENDS, seed), rings_cut=False)
-    assert outcome is None or outcome.verdict in FOUND, outcome
+    # One of two may be hidden behind the other's exception: see the broadcast below.
+    assert outcome is None or outcome.verdict in FOUND | {"partly"}, outcome
 
 
 @few
@@ -73,6 +77,17 @@ def test_of_two_ends_both_are_found_unless_it_is_unsure(seed: int) -> None:
 def test_of_two_faults_of_any_kind_no_innocent_is_blamed(seed: int, kinds: tuple[str, str]) -> None:
     outcome = play(seed, kinds)
     assert outcome is None or outcome.verdict != "innocent", outcome
+
+
+@pytest.mark.xfail(strict=True, reason="a broadcast that all but one have finished hides the call in which they wait")
+def test_a_rank_that_did_not_come_to_a_broadcast_that_waited_for_nobody_is_seen() -> None:
+    """The source and those behind it in gloo's tree go on; they wait in the next call (a third of simulated jobs are so)."""
+    spread, total = Op("broadcast", line=11, root=0), Op(line=12)
+    came = [trace(rank, [total, spread, replace(total, done=False)]) for rank in (0, 1, 2)]
+    finding = diagnose(job(*came, trace(3, [total]), frozen=(3,))).findings[0]
+    assert (finding.cause, finding.culprit_ranks) == (Cause.STALLED_RANK, (3,))
+    gone = diagnose(job(*came, trace(3, [total], exit=left(2)))).findings[0]
+    assert (gone.cause, gone.culprit_ranks) == (Cause.EXITED_EARLY, (3,))
 
 
 def test_what_is_played_is_worth_playing() -> None:
