@@ -29,7 +29,7 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 _LOADER_WORKER = "torch/utils/data/_utils/worker.py"
 _CONSTRUCTION = frozenset({"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"})
 _WAITS = re.compile(r"\.(?:wait|synchronize|wait_stream|wait_event|item|tolist|cpu|numpy)\(")
-_DISTRIBUTED = re.compile(r"/torch/(?:distributed/|nn/parallel/distributed\.py$)")
+_DISTRIBUTED = re.compile(r"/torch/(?:distributed/(?!checkpoint/|elastic/)|nn/parallel/distributed\.py$)")
 _DEVICE = re.compile(r"/torch/(?:cuda|xpu|accelerator)/")
 _MEMBERS = re.compile(r"\[\d{1,7}(?:, \d{1,7}){0,4096}\]")
 _NUMBER = re.compile(r"\d{1,7}")
@@ -51,14 +51,15 @@ class Standing:
     """Whether that is the main thread."""
 
 
-def standing(stacks: RankStacks, variables: Sequence[Sequence[Values]] = ()) -> Standing:
+def standing(stacks: RankStacks, variables: Sequence[Sequence[Values]] = (), pid: int | None = None) -> Standing:
     """Where a process stands; ``variables`` are those of each frame of each thread, where they are known.
 
-    A thread beside the main one counts only if the main thread is in no call.
+    A thread beside the main one counts only if the main thread is in no call.  Sources are looked for where the process ``pid``
+    sees them, which may be in a container.
     """
     for index, thread in enumerate(stacks.threads):
         values = variables[index] if index < len(variables) else ()
-        call = distributed_call(thread.frames) if index else _call(thread.frames)
+        call = distributed_call(thread.frames) if index else _call(thread.frames, pid)
         if call is not None:
             asked, default = _asked_for(call, thread.frames, values)
             return Standing(asked, default, thread.frames, is_main=index == 0)
@@ -66,7 +67,7 @@ def standing(stacks: RankStacks, variables: Sequence[Sequence[Values]] = ()) -> 
     return Standing(None, None, first, is_main=True)
 
 
-def _call(frames: tuple[Frame, ...]) -> Call | None:
+def _call(frames: tuple[Frame, ...], pid: int | None) -> Call | None:
     found = distributed_call(frames)
     if found is not None or not frames:
         return found
@@ -75,13 +76,14 @@ def _call(frames: tuple[Frame, ...]) -> Call | None:
     if any(frame.function in _CONSTRUCTION and _DISTRIBUTED.search(frame.file) for frame in near):
         return Call(CONSTRUCTION, Kind.COLLECTIVE, site=site)
     waits = any(_DISTRIBUTED.search(frame.file) for frame in near) or _DEVICE.search(frames[0].file) is not None
-    if waits or (not frames[0].is_native and _WAITS.search(_source(frames[0]))):
+    if waits or (not frames[0].is_native and _WAITS.search(_source(frames[0], pid))):
         return Call(WAIT, Kind.COLLECTIVE, site=site)
     return None
 
 
-def _source(frame: Frame) -> str:
-    lines = _lines(frame.file)
+def _source(frame: Frame, pid: int | None) -> str:
+    seen = f"/proc/{pid}/{'root' if frame.file.startswith('/') else 'cwd/'}{frame.file}"
+    lines = (_lines(seen) if pid is not None else ()) or _lines(frame.file)
     return lines[frame.line - 1] if 0 < frame.line <= len(lines) else ""
 
 

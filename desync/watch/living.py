@@ -129,14 +129,14 @@ def look(job: LivingJob, seconds: float, take_stacks: TakeStacks = take_stacks) 
         one.end()
     second = take_stacks(job.pids)
     for one in ranks:
-        one.saw(_of(first, one.rank), _of(second, one.rank))
+        one.saw(_of(first, one), _of(second, one))
     living = [one for one in ranks if process_start(one.pid) is not None]
     return _evidence(job, living, second, (begun, ended)) if living else None
 
 
-def _of(taken: TakenStacks, rank: int) -> Standing | None:
-    stacks = next((stacks for stacks in taken.stacks if stacks.rank == rank), None)
-    return None if stacks is None else standing(stacks, taken.variables.get(rank, ()))
+def _of(taken: TakenStacks, one: _Rank) -> Standing | None:
+    stacks = next((stacks for stacks in taken.stacks if stacks.rank == one.rank), None)
+    return None if stacks is None else standing(stacks, taken.variables.get(one.rank, ()), one.pid)
 
 
 def _settle(ranks: list[_Rank]) -> None:

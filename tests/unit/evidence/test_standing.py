@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,22 @@ def test_a_line_that_waits_is_told_by_its_source(line: str, waits: bool, tmp_pat
     program = tmp_path / "train.py"
     program.write_text(f"def main():\n{line}\n")
     assert (standing(stacks(Frame("main", str(program), 2))).call is not None) is waits
+
+
+def test_sources_are_read_where_the_process_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "relative.py").write_text("work.wait()\n")
+    here = stacks(Frame("main", "relative.py", 1))
+    assert standing(here).call is None
+    monkeypatch.chdir(tmp_path)
+    assert standing(here, pid=os.getpid()).call is not None
+    absolute = stacks(Frame("main", str(tmp_path / "relative.py"), 1))
+    assert standing(absolute, pid=os.getpid()).call is not None
+    assert standing(absolute, pid=1 << 30).call is not None, "where the process is gone, here"
+
+
+def test_writing_a_checkpoint_is_no_call() -> None:
+    writes = Frame("write", f"{TORCH}/distributed/checkpoint/filesystem.py", 1)
+    assert standing(stacks(writes, USER)).call is None
 
 
 def test_sources_that_are_no_small_python_file_are_not_read(tmp_path: Path) -> None:
