@@ -50,7 +50,6 @@ class Type(enum.Enum):
     LOG = "log"
     RAS = "ncclras answer"
     STACKS = "py-spy dump"
-    JOURNAL = "journal"
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,14 @@ def test_a_healthy_log_and_one_that_says_nothing_are_told_apart(tmp_path: Path, 
     assert "TORCH_FR_BUFFER_SIZE" in shown
 
 
+def test_switches_are_named_so_that_redaction_leaves_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.log").write_text("world_size=2\nstep 1\n")
+    assert cli.main(["explain", str(tmp_path), "--format", "markdown"]) == 0
+    shown = capsys.readouterr().out
+    assert "TORCH_FR_BUFFER_SIZE to 2000" in shown
+    assert "***" not in shown.replace("\\", "")
+
+
 def test_what_foreign_files_say_cannot_reach_the_terminal_raw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nasty = "\x1b[2J\x1b]0;gone\x07[bold red]x[/]\u202e"
     (tmp_path / "train.log").write_text(f"[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: {nasty}\n")

@@ -294,3 +294,17 @@ def test_a_worker_that_dies_is_replaced() -> None:
     assert not isinstance(read[1], Unread)
     assert isinstance(read[2], Unread)
     assert "No such file" in read[2].reason
+
+
+def test_notes_say_which_switch_would_have_shown_more() -> None:
+    whole = {rank: made.dump([*made.steps(300), made.entry("all_reduce", 301, done=False)]) for rank in range(4)}
+    notes = merge({rank: from_dump(raw) for rank, raw in whole.items()}).notes
+    assert len(notes) == 1  # what no dump holds
+    missing = merge({rank: from_dump(raw) for rank, raw in whole.items() if rank != 2}).notes
+    assert any("no dump of 1 rank;" in note and "TORCH_FR_DUMP_TEMP_FILE" in note for note in missing)
+    active = merge({0: from_dump(made.dump([made.entry("all_reduce", 301, done=False)], world=1))}).notes
+    assert any("TORCH_INCLUDE_ONLY_ACTIVE" in note for note in active)
+    short = merge({0: from_dump(made.dump(made.steps(9, first=300, record=300), world=1))}).notes
+    assert any("a larger TORCH_FR_BUFFER_SIZE" in note for note in short)
+    gloo = merge({0: from_dump(made.dump([made.entry("all_reduce", 1, backend="gloo", done=False)], world=1))}).notes
+    assert any("gloo's recorder does not tell" in note for note in gloo)

@@ -155,3 +155,22 @@ def test_network_errors_excuse_ranks_of_which_the_log_shows_nothing() -> None:
 def test_the_same_log_gives_the_same_answer() -> None:
     text = "\n".join(["world_size=8", *timeouts([0, 1, 2, 3, 4, 5, 7])])
     assert diagnosed(text)[0] == diagnosed(text)[0]
+
+
+REDUCTION = "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one."
+
+
+@pytest.mark.parametrize(
+    ("lines", "switch"),
+    [
+        (timeouts([0, 1, 3], "2.2"), "torch 2.3 and newer do"),
+        (timeouts([0, 1, 3]), "TORCH_FR_BUFFER_SIZE set to 2000"),
+        (traceback(1, "RuntimeError: [/gloo/b.cc:8] Timed out waiting 9ms for recv operation to complete"), "set to DETAIL"),
+        (traceback(1, REDUCTION), "TORCH_DISTRIBUTED_DEBUG set to INFO"),
+        (["[rank0]:[E ProcessGroupNCCL.cpp:6] NCCL error: remote process exited"], "NCCL_DEBUG set to WARN"),
+        (["(Worker pid=3) [rank0]:[E x.cpp:6] heartbeat [repeated 3x across cluster]"], "RAY_DEDUP_LOGS set to 0"),
+    ],
+)
+def test_notes_say_which_switch_would_have_shown_more(lines: list[str], switch: str) -> None:
+    _, found = diagnosed("\n".join(["world_size=4", *lines]))
+    assert any(switch in note for note in found.notes), found.notes
