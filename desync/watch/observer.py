@@ -112,6 +112,11 @@ class Observer:
             if process.pid in exits
         }
 
+    def all_are_ending(self) -> bool:
+        """Whether every rank whose process still runs has said that it ends."""
+        announced = self.folder.announced()
+        return all(announced.get(rank, False) for rank in self.live_pids())
+
     def exits(self, attempt: int | None = None) -> dict[int, Exit]:
         """Process ends by pid, with the best known status."""
         spawned = {process.pid: rank for rank, process in self._local(attempt).items()}

@@ -30,6 +30,8 @@ from desync.watch.watchdog import Diagnose, Watchdog
 OUTPUT_FILE = "output.log"
 TICK_S = 0.1
 EXIT_KILLED_HUNG = 3
+ENDING_PATIENCE = 5
+"""Ranks that have all said that they end are granted this many times ``hang_after``: on a busy machine an exit takes long."""
 GRACE_S = 5.0
 """Between asking a hung job's processes to end and making them."""
 LATE_OUTPUT_S = 2.0
@@ -138,9 +140,10 @@ class Session:
         if self.watchdog.is_hang:
             return True
         since, limit = self.watchdog.standing_since, self.options.hang_after_s
-        waited = since is not None and time.time_ns() - since >= limit * 1e9
+        if since is None or time.time_ns() - since < limit * 1e9 or not self.observer.live_pids():
+            return False
         # Ranks that fail one after the other are about to end the job themselves, with its own status.
-        return waited and self.watchdog.silence_s >= limit and bool(self.observer.live_pids())
+        return self.watchdog.silence_s >= limit * (ENDING_PATIENCE if self.observer.all_are_ending() else 1)
 
     def _kill(self) -> None:
         self._killed_hung = True

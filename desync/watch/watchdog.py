@@ -51,8 +51,10 @@ class Watchdog:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since any rank has recorded something: an operation, a mark, its end."""
-        return self._pace.silence(time.monotonic())
+        """Seconds since any rank has recorded something (an operation, a mark, its end), or its process has ended."""
+        ends = [end.time for end in self.observer.exits().values() if end.time is not None]
+        since_end = (time.time_ns() - max(ends)) / 1e9 if ends else float("inf")
+        return min(self._pace.silence(time.monotonic()), since_end)
 
     @property
     def is_hang(self) -> bool:

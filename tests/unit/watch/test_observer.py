@@ -44,3 +44,20 @@ def test_what_a_dying_rank_left_counts_if_it_went_on_after_its_stack_was_taken(
     observer.close()
 
     assert [stack.source for stack in found.stacks] == sources
+
+
+def test_a_job_is_ending_when_all_who_live_have_said_so(tmp_path: Path) -> None:
+    (tmp_path / "journals").mkdir()
+    pid = os.getpid()
+    writers = [
+        JournalWriter(str(tmp_path / "journals" / f"a0.{socket.gethostname()}.{pid}{more}.journal")) for more in ("", "00")
+    ]
+    for rank, writer in enumerate(writers):
+        writer.identify(rank, 2)
+    observer = Observer(tmp_path, Job(world_size=2), SECOND, take_stacks=lambda *_: TakenStacks(()))
+    observer.refresh()
+    writers[0].exiting(0)
+    assert not observer.all_are_ending()
+    writers[1].exiting(1)
+    assert observer.all_are_ending()
+    observer.close()
