@@ -18,6 +18,7 @@ STANDSTILLS = (
         culprits=(2,),
         call_site="sys.exit(0)",
         exit_status=1,
+        hang_after_s=10,
     ),
     Scenario(
         name="caught_out_of_memory",

@@ -60,6 +60,7 @@ def _arrivals(trace: Trace, group: str, clocks: Clocks) -> dict[int, int]:
 def _entries(arrivals: dict[int, dict[int, int]], chosen: list[int]) -> tuple[LatenessEntry, ...]:
     late: dict[int, list[int]] = {rank: [] for rank in arrivals}
     alone: dict[int, int] = dict.fromkeys(arrivals, 0)
+    longest: dict[int, tuple[int, int | None]] = dict.fromkeys(arrivals, (0, None))
     last: Counter[int] = Counter()
     for seq in chosen:
         times = {rank: seen[seq] for rank, seen in arrivals.items()}
@@ -70,8 +71,18 @@ def _entries(arrivals: dict[int, dict[int, int]], chosen: list[int]) -> tuple[La
         hindmost = next(rank for rank, time in times.items() if time == latest)
         last[hindmost] += 1
         alone[hindmost] += latest - before
+        if latest - before > longest[hindmost][0]:
+            longest[hindmost] = (latest - before, seq)
     return tuple(
-        LatenessEntry(rank, _s(statistics.median(ns)), _s(max(ns)), last[rank], _s(alone[rank]))
+        LatenessEntry(
+            rank=rank,
+            median_s=_s(statistics.median(ns)),
+            worst_s=_s(max(ns)),
+            last=last[rank],
+            alone_s=_s(alone[rank]),
+            longest_s=_s(longest[rank][0]),
+            longest_seq=longest[rank][1],
+        )
         for rank, ns in sorted(late.items())
     )
 

@@ -280,6 +280,10 @@ class LatenessEntry:
     """How many times it came last of all."""
     alone_s: float = 0.0
     """How long all others together had come and waited for it alone, added up."""
+    longest_s: float = 0.0
+    """The longest that they waited for it alone in one operation."""
+    longest_seq: int | None = None
+    """The number of that operation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ def _quiet(page: Page, report: Report, root: str) -> None:
         page.line(page.text(report.verdict.advice, limit=SENTENCE), "  ")
     if report.job.world_size:
         page.line(page.text(page.join(*view.job_line(report)), "dim"), "  ")
+    if late := view.late_line(report):
+        page.line(page.text(late), "  late: ", "    ")
     _tree(page, report, root)
     for note in report.notes[:MAX_NOTES]:
         page.line(page.text(note, "dim"), "  note: ", "    ")

@@ -14,6 +14,8 @@ from desync.report.model import DivergenceEntry, FindingEntry, MergedStack, Plac
 from desync.report.text import SENTENCE, bounded, count, exit_phrase, place, ranks_phrase, seconds
 
 MAX_PLACES = 3
+WORTH_A_WORD_S = 1.0
+"""A rank that kept the others waiting for less in one operation is an ordinary one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,21 @@ def facts(report: Report, base: str | None) -> list[Fact]:
     if report.verdict.advice:
         found.append(Fact("what to change", (Part(bounded(report.verdict.advice, SENTENCE), strong=True),)))
     return found
+
+
+def late_line(report: Report) -> str | None:
+    """Which rank the others had to wait for longest, if that was worth a word; it came, or the operation would not be over."""
+    late = report.lateness
+    entries = late.ranks if late is not None and late.aligned else ()
+    worst = max(entries, key=lambda entry: entry.longest_s, default=None)
+    if late is None or worst is None or worst.longest_s < WORTH_A_WORD_S or worst.longest_seq is None:
+        return None
+    others = "the other" if len(entries) == 2 else "the others"
+    more = f", {seconds(worst.alone_s)} in all" if worst.alone_s >= worst.longest_s + WORTH_A_WORD_S else ""
+    return (
+        f"rank {worst.rank} let {others} wait {seconds(worst.longest_s)} for it alone{more}, and came "
+        f"(operation {worst.longest_seq} of {called(late.group)}; of the last {late.operations} it came last to {worst.last})"
+    )
 
 
 def is_culprit(report: Report, ranks: Iterable[int]) -> bool:

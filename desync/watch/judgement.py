@@ -45,6 +45,17 @@ def has_recovered(reported: Diagnosis, evidence: Evidence, *, still_found: bool)
     return bool(waiting) and all(_completed(traces.get(rank), operation) for rank, operation in waiting.items())
 
 
+def lasted_ns(finding: Finding, evidence: Evidence) -> int | None:
+    """How long ranks waited in what a finding says that they wait in, if all of them have got through it since."""
+    if finding.divergence is None or finding.divergence.time is None:
+        return None
+    traces = {trace.rank: trace for trace in evidence.traces}
+    waiting = _waiting(finding.divergence)
+    ends = [_end_of(traces.get(rank), operation) for rank, operation in waiting.items()]
+    known = [end for end in ends if end is not None]
+    return max(known) - finding.divergence.time if known and len(known) == len(ends) else None
+
+
 def _waiting(divergence: Divergence) -> Mapping[int, Operation]:
     return {
         rank: at.operation
@@ -61,11 +72,24 @@ def _was_ended(trace: Trace | None) -> bool:
 def _completed(trace: Trace | None, waited: Operation) -> bool:
     if trace is None:
         return False
-    # Rows are counted from the oldest that is still kept; what was overwritten has been over for long.
-    for operation in trace.operations.rows(trace.rank):
-        if (operation.entered, operation.group, operation.seq) == (waited.entered, waited.group, waited.seq):
-            return not operation.pending and not operation.failed
+    operation = _again(trace, waited)
+    if operation is not None:
+        return not operation.pending and not operation.failed
+    # What was overwritten has been over for long.
     return bool(len(trace.operations)) and trace.dropped > 0
+
+
+def _again(trace: Trace, known: Operation) -> Operation | None:
+    """An operation in a later look at its rank; rows are counted from the oldest that is still kept."""
+    same = (known.entered, known.group, known.seq)
+    return next((each for each in trace.operations.rows(trace.rank) if (each.entered, each.group, each.seq) == same), None)
+
+
+def _end_of(trace: Trace | None, waited: Operation) -> int | None:
+    operation = _again(trace, waited) if trace is not None else None
+    if operation is None or operation.pending or operation.failed:
+        return None
+    return operation.completed or operation.returned
 
 
 def joined(live: Diagnosis, final: Diagnosis) -> Diagnosis:

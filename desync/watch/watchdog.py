@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from desync.model import Certainty, Diagnosis, Evidence, Finding, RankStacks, Status
 from desync.report.model import Report, Timing
-from desync.watch.judgement import has_recovered, joined, standstill, with_stacks, worth_reporting
+from desync.watch.judgement import has_recovered, joined, lasted_ns, standstill, with_stacks, worth_reporting
 from desync.watch.observer import Observer
 from desync.watch.pace import Pace
 from desync.watch.reporter import Reporter
@@ -17,6 +17,7 @@ Diagnose = Callable[[Evidence], Diagnosis]
 
 ALL_STACKS_S = 2.5
 """So that all stacks are there within three seconds of the detection."""
+MAX_LATE = 64
 URGENT_STACKS_S = 0.5
 """When the launcher is about to end the ranks."""
 
@@ -43,6 +44,8 @@ class Watchdog:
         self._closed: list[Outcome] = []
         self._notes: list[str] = []
         self._faults: set[int] = set()
+        self._late: dict[tuple[tuple[int, ...], str, int], Finding] = {}
+        """What was said of ranks that are late, by ranks, group and operation."""
 
     @property
     def standing_since(self) -> int | None:
@@ -91,6 +94,7 @@ class Watchdog:
         self._attempt = attempt
         self._live = None
         self._faults.clear()
+        self._late.clear()
         self._pace = Pace()
         self.observer.begin_attempt()
 
@@ -114,6 +118,7 @@ class Watchdog:
         if diagnosis is None:
             self._pace.looked(begun, time.monotonic(), suspected=False)
             return
+        self._follow_late(diagnosis, evidence)
         self.observer.watch_closely((*diagnosis.awaiting, *diagnosis.lingering))
         finding = worth_reporting(diagnosis)
         live = self._live
@@ -151,13 +156,28 @@ class Watchdog:
     def _follow(self, live: Outcome, evidence: Evidence, still_found: bool) -> None:
         """What became of the fault that was reported."""
         if has_recovered(live.diagnosis, evidence, still_found=still_found):
-            self._recovered(live)
+            self._recovered(live, evidence)
             self._live = None
             self.observer.drop_stacks()
 
-    def _recovered(self, live: Outcome) -> None:
+    def _follow_late(self, diagnosis: Diagnosis, evidence: Evidence) -> None:
+        """Note what became of ranks that were late and still at work."""
+        for finding in diagnosis.findings:
+            at = finding.divergence
+            if finding.status is Status.SLOW and at is not None and len(self._late) < MAX_LATE:
+                self._late[(finding.culprit_ranks, at.group.name, at.seq)] = finding
+        for key, finding in list(self._late.items()):
+            lasted = lasted_ns(finding, evidence)
+            if lasted is not None:
+                del self._late[key]
+                said = f"{finding.cause.value}: {finding.summary}"
+                self._note(f"recovered: after {lasted / 1e9:.1f} s who was late had come ({said})")
+
+    def _recovered(self, live: Outcome, evidence: Evidence) -> None:
         first = standstill(live.diagnosis) or live.diagnosis.findings[0]
-        text = f"recovered: what was reported while the job ran did complete later ({first.cause.value}: {first.summary})"
+        lasted = lasted_ns(first, evidence)
+        after = f"after {lasted / 1e9:.1f} s " if lasted is not None else ""
+        text = f"recovered: {after}what was reported while the job ran did complete ({first.cause.value}: {first.summary})"
         self.reporter.voice.say(text)
         self._note(text)
 
@@ -195,9 +215,10 @@ class Watchdog:
         """Judge an attempt that is over."""
         evidence = self.observer.evidence(ended=True, attempt=attempt)
         diagnosis = self._judge(evidence) or Diagnosis((), Status.UNKNOWN, {})
+        self._follow_late(diagnosis, evidence)
         live = self._live
         if live is not None and has_recovered(live.diagnosis, evidence, still_found=bool(diagnosis.findings)):
-            self._recovered(live)
+            self._recovered(live, evidence)
             live = None
         timing = live.timing if live else _timing(diagnosis)
         self._closed.append(Outcome(evidence, joined(live.diagnosis, diagnosis) if live else diagnosis, timing))

@@ -6,6 +6,7 @@ import pytest
 
 from desync.report.clocks import align
 from desync.report.lateness import build_lateness
+from desync.report.view import late_line
 from tests.unit.report import report_samples as samples
 from tests.unit.report.ddp_samples import training
 from tests.unit.report.report_samples import GRADIENTS, MS, Step, steps, trace
@@ -21,6 +22,22 @@ def test_the_rank_for_which_the_others_wait_stands_out() -> None:
     assert [(one.rank, one.median_s, one.worst_s) for one in lateness.ranks] == [(0, 0, 0), (1, 0, 0), (2, 0.006, 0.006)]
     assert [one.last for one in lateness.ranks] == [0, 0, 24]
     assert lateness.ranks[2].alone_s == pytest.approx(24 * 0.006)
+    assert (lateness.ranks[2].longest_s, lateness.ranks[2].longest_seq) == (0.006, lateness.operations - 23)
+    assert (lateness.ranks[0].longest_s, lateness.ranks[0].longest_seq) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("late_ns", "aligned", "said"),
+    [(3_000 * MS, True, True), (600 * MS, True, False), (0, True, False), (3_000 * MS, False, False)],
+)
+def test_a_healthy_report_says_who_was_late_and_that_it_came(late_ns: int, aligned: bool, said: bool) -> None:
+    report = samples.healthy().report()
+    lateness = build_lateness(training(ranks=3, late_ns=late_ns))
+    assert lateness is not None
+    line = late_line(replace(report, lateness=replace(lateness, aligned=aligned)))
+    assert (line is not None) is said
+    if line is not None:
+        assert line.startswith("rank 2 let the others wait 3.0 s for it alone, 1 min 12 s in all, and came")
 
 
 def test_clocks_of_machines_are_compared_by_what_they_did_together() -> None:

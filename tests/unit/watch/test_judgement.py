@@ -21,7 +21,7 @@ from desync.model import (
     Status,
     Trace,
 )
-from desync.watch.judgement import has_recovered, joined, standstill, with_stacks, worth_reporting
+from desync.watch.judgement import has_recovered, joined, lasted_ns, standstill, with_stacks, worth_reporting
 
 CALL = Call("all_reduce", Kind.COLLECTIVE)
 
@@ -136,3 +136,17 @@ def test_a_hang_behind_a_mismatch_is_kept_when_the_job_was_ended_for_it() -> Non
         (Cause.STALLED_RANK, None),
         (Cause.EXCEPTION, 1),
     ]
+
+
+@pytest.mark.parametrize(("completed", "lasted"), [((1, 0), None), ((1, 150), 50), ((1, -150), None), ((1,), None)])
+def test_how_long_ranks_waited_is_known_when_all_have_got_through(completed: tuple[int, ...], lasted: int | None) -> None:
+    assert HANG.divergence is not None
+    late = replace(HANG, divergence=replace(HANG.divergence, time=100))
+    assert lasted_ns(late, Evidence(Job(), (trace(0, *completed), trace(1, 1)))) == lasted
+
+
+def test_how_long_is_not_known_where_it_has_no_place_or_was_overwritten() -> None:
+    assert lasted_ns(replace(HANG, divergence=None), Evidence(Job(), (trace(0, 1, 150),))) is None
+    assert HANG.divergence is not None
+    late = replace(HANG, divergence=replace(HANG.divergence, time=100))
+    assert lasted_ns(late, Evidence(Job(), (trace(0, 1, 1, dropped=50),))) is None
