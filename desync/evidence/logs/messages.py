@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -239,6 +240,17 @@ def failed(line: Line, facts: Facts) -> bool:
     return True
 
 
+def spawned(line: Line, facts: Facts) -> bool:
+    """torch.multiprocessing.spawn says how one of its processes ended, whose number is its rank."""
+    found = p.SPAWNED_ENDED.search(line.text)
+    if found is None:
+        return False
+    number = getattr(signal, found[2], None) if found[2] is not None else None
+    code = int(found[3]) if found[3] is not None else -int(number) if number is not None else -signal.SIGKILL
+    facts.ended.append(Ended(line.speaker, line.order, line.time, code, int(found[1]), None, None, None, root=True))
+    return True
+
+
 def closing(line: Line, facts: Facts) -> bool:
     """The launcher ends a process itself."""
     found = p.CLOSING.search(line.text)
@@ -365,6 +377,7 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     (p.REFUSED, fingerprint),
     ("onitoredBarrier", barrier),
     ("exitcode", failed),
+    ("ProcessExitedException", spawned),
     ("closing signal", closing),
     ("store_based_barrier_key", joining),
     ("Completed store-based barrier", joined),

@@ -63,6 +63,9 @@ RANK_IN_MESSAGE = re.compile(
 )
 
 FAILED = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,6}) \(pid: (\d{1,9})\)")
+SPAWNED_ENDED = re.compile(
+    r"ProcessExitedException: process (\d{1,6}) terminated with (?:signal (SIG[A-Z0-9]{1,10})|exit code (\d{1,3}))"
+)
 CLOSING = re.compile(r"Sending process (\d{1,9}) closing signal (\w{1,12})")
 RESTART = re.compile(r"[Ww]orker group .{0,60}[Ww]ill restart|Restarting worker group|restarting worker group")
 LAUNCH = "Setting OMP_NUM_THREADS"

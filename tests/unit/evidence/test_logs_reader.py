@@ -174,3 +174,13 @@ REDUCTION = "RuntimeError: Expected to have finished reduction in the prior iter
 def test_notes_say_which_switch_would_have_shown_more(lines: list[str], switch: str) -> None:
     _, found = diagnosed("\n".join(["world_size=4", *lines]))
     assert any(switch in note for note in found.notes), found.notes
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [("signal SIGKILL", Cause.KILLED), ("signal SIGSEGV", Cause.KILLED), ("exit code 3", Cause.EXITED_EARLY)],
+)
+def test_how_a_spawned_process_ended_is_told_by_its_parent(words: str, cause: Cause) -> None:
+    error = f"torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with {words}"
+    finding = only("\n".join(["world_size=4", *traceback(None, error)]))
+    assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.CRASH, cause, (2,))
