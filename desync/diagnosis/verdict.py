@@ -97,7 +97,7 @@ class Case:
         if not findings:
             findings += rest.only_victims(self.board, self.ends)
         findings += silent.findings(self.board, self.partings)
-        findings = structure.blamed(findings, self.board)
+        findings = _stuck_in_made_groups(structure.blamed(findings, self.board))
         return _ordered(findings), {rank: ranks for rank, ranks in awaiting.items() if rank not in explained}
 
     def _faults(self, parting: Parting, awaiting: dict[int, tuple[int, ...]]) -> list[Fault]:
@@ -269,6 +269,18 @@ def _with_victims(ends: Mapping[int, Ending], partings: tuple[Parting, ...]) -> 
     """Mark as victims those whose operation failed under them before they raised, whatever they raised then."""
     failed = {rank for parting in partings for rank in parting.failed}
     return {rank: replace(ending, victim=True) if rank in failed else ending for rank, ending in ends.items()}
+
+
+def _stuck_in_made_groups(findings: list[Finding]) -> list[Finding]:
+    """Where ranks made different groups under one name, an operation that does not finish afterwards comes of that."""
+    made = next((each for each in findings if each.cause is Cause.GROUP_CREATION and each.status is Status.MISMATCH), None)
+    if made is None:
+        return findings
+    stuck = [each for each in findings if each.cause is Cause.COMMUNICATION_STALLED and (each.time or 0) >= (made.time or 0)]
+    if not stuck:
+        return findings
+    hang = replace(made, status=Status.HANG, evidence=(*made.evidence, *(each.summary for each in stuck)))
+    return [hang if each is made else each for each in findings if each not in stuck]
 
 
 def _ordered(findings: list[Finding]) -> list[Finding]:

@@ -370,3 +370,17 @@ def test_a_thread_that_communicates_takes_its_rank_with_it():
     gone = trace(3, [Op()], marks=(in_a_thread(raised("disk full", 1), 1),))
     finding = first(job(*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), gone))
     assert (finding.cause, finding.culprit_ranks) == (Cause.EXCEPTION, (3,))
+
+
+def test_groups_made_differently_are_why_what_is_called_in_them_does_not_finish() -> None:
+    def rank(number: int, half: tuple[int, ...], done: bool):
+        operations = [Op("new_group", root=half[0]), Op(group="half", line=20, done=done)]
+        return trace(number, operations, groups={"default_pg": (0, 1, 2, 3), "half": half})
+
+    halves = {0: (0, 3), 1: (1, 2), 2: (1, 2), 3: (0, 3)}
+    traces = [rank(number, half, done=number in (0, 2)) for number, half in halves.items()]
+    (finding,) = diagnose(job(*traces)).findings
+    assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.HANG, Cause.GROUP_CREATION, ())
+    assert any("has not finished" in line for line in finding.evidence)
+    (finding,) = diagnose(job(*(rank(number, half, done=True) for number, half in halves.items()))).findings
+    assert (finding.status, finding.cause) == (Status.MISMATCH, Cause.GROUP_CREATION)
