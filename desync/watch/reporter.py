@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from desync.errors import RunDirectoryError
-from desync.model import Diagnosis, Evidence
+from desync.model import Diagnosis, Evidence, Status
 from desync.report.annotation import annotation
 from desync.report.build import build_report
 from desync.report.json_format import replace_private, write_report
@@ -26,9 +26,11 @@ PAGE_FILE = "report.html"
 class Reporter:
     """Writes the run's report and shows it."""
 
-    def __init__(self, run_directory: Path, voice: Voice, *, annotate: bool = False) -> None:
+    def __init__(self, run_directory: Path, voice: Voice, *, annotate: bool = False, kill: bool = False) -> None:
         self.path = run_directory / REPORT_FILE
         self.annotate = annotate
+        self.kill = kill
+        """Whether a job that hangs is ended, and not left to the user."""
         self.voice = voice
         self._shown: tuple[object, ...] | None = None
         self._complained = False
@@ -63,7 +65,9 @@ class Reporter:
             render(report, console)
             if self.annotate and (line := annotation(report)):
                 print(line, file=sys.stderr, flush=True)
-        self._write_page(report)
+        page = self._write_page(report) or self.path
+        if verdict.status is Status.HANG and report.job.ended is None and not self.kill:
+            self.voice.say(f"the job is left as it is, Ctrl-C ends it; the report so far: {page}", limit=1000)
 
     def _write_page(self, report: Report) -> Path | None:
         """Write report.html; returns its place, or None if that failed: a page less must not cost the rest."""

@@ -76,7 +76,8 @@ class Session:
         self.output, self.job = self._start()
         self.observer = Observer(directory, self.record.job, hang_after_ns)
         self.tail = LogTail(directory / OUTPUT_FILE, self.observer.hear)
-        self.watchdog = Watchdog(self.observer, diagnose, Reporter(directory, self.voice, annotate=options.annotate))
+        reporter = Reporter(directory, self.voice, annotate=options.annotate, kill=options.kill_on_hang)
+        self.watchdog = Watchdog(self.observer, diagnose, reporter)
         self._killed_hung = False
         self._asked_to_end = False
 

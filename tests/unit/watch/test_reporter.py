@@ -50,6 +50,21 @@ def test_a_finding_is_annotated_once_and_nothing_is_where_nobody_asked(
     assert "::" not in not_asked
 
 
+def test_who_is_left_with_a_hung_job_is_told_how_to_go_on(reporter: Reporter, capsys: pytest.CaptureFixture[str]) -> None:
+    report = samples.uneven_inputs().report()
+    words = "the job is left as it is, Ctrl-C ends it; the report so far: "
+
+    reporter.show(report)
+    assert f"{words}{reporter.path.with_name('report.html')}" in capsys.readouterr().err
+
+    over = replace(report, job=replace(report.job, attempt=1, ended="2025-11-30T12:03:04+00:00"))
+    reporter.show(over)
+    reporter.show(samples.exception().report())
+    reporter.kill = True
+    reporter.show(replace(report, job=replace(report.job, attempt=2)))
+    assert words not in capsys.readouterr().err
+
+
 def test_a_page_that_cannot_be_made_costs_nothing_else(reporter: Reporter, capsys: pytest.CaptureFixture[str]) -> None:
     sample = samples.uneven_inputs()
 
