@@ -53,8 +53,8 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tools/bench_recorder.py
-	$(BIN)/python tools/simulated_jobs.py --jobs 10000
 	$(BIN)/python tools/bench_diagnosis.py
+	$(BIN)/python tools/simulated_jobs.py --jobs 10000
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
