@@ -128,12 +128,17 @@ class Observer:
 
     # --- what is awaited
 
-    def watch_closely(self, ranks: Iterable[int]) -> None:
-        """Sample the activity of these ranks, and of no others, from now on."""
+    def watch_closely(self, ranks: Iterable[int], lingering: Iterable[int] = ()) -> None:
+        """Sample the activity of these ranks, and of no others, from now on.
+
+        Of those that linger no stack is taken: most are gone in a moment, and py-spy would only stop them on their way.
+        """
         pids = self.live_pids()
-        wanted = {rank: pids[rank] for rank in ranks if rank in pids}
+        bare = set(lingering)
+        wanted = {rank: pids[rank] for rank in (*ranks, *bare) if rank in pids}
+        known = self._awaited
         self._awaited = {
-            rank: known if (known := self._awaited.get(rank)) and known.sampler.pid == pid else _Awaited(rank, pid)
+            rank: known[rank] if rank in known and known[rank].sampler.pid == pid else _Awaited(rank, pid, rank in bare)
             for rank, pid in wanted.items()
         }
 
@@ -234,8 +239,8 @@ def _went_on(stacks: Iterable[RankStacks], traces: Iterable[Trace]) -> set[int]:
 class _Awaited:
     """One rank that others wait for."""
 
-    def __init__(self, rank: int, pid: int) -> None:
+    def __init__(self, rank: int, pid: int, bare: bool) -> None:
         self.sampler = ProcessSampler(pid)
         self.tracker = ActivityTracker(rank)
         self.next_sample = 0.0
-        self.next_stack = 0.0
+        self.next_stack = float("inf") if bare else 0.0

@@ -119,7 +119,7 @@ class Watchdog:
             self._pace.looked(begun, time.monotonic(), suspected=False)
             return
         self._follow_late(diagnosis, evidence)
-        self.observer.watch_closely((*diagnosis.awaiting, *diagnosis.lingering))
+        self.observer.watch_closely(diagnosis.awaiting, diagnosis.lingering)
         finding = worth_reporting(diagnosis)
         live = self._live
         if live is not None and standstill(live.diagnosis) is not None:
