@@ -45,9 +45,11 @@ def facts(report: Report, base: str | None) -> list[Fact]:
     culprits = [item for item in places if is_culprit(report, item.ranks)]
     waiting = [item for item in places if not is_culprit(report, item.ranks)]
     found = [Fact("culprit", _place(report, item, base)) for item in culprits[:MAX_PLACES]]
+    found += _more("culprit", culprits)
     if report.divergence:
         found.append(Fact(report.divergence.kind.replace("_", " "), _operation(report.divergence)))
     found += [Fact(_waiting(report, item), _place(report, item, base)) for item in waiting[:MAX_PLACES]]
+    found += _more(_waiting(report, waiting[0]), waiting) if waiting else []
     if report.verdict.advice:
         found.append(Fact("what to change", (Part(bounded(report.verdict.advice, SENTENCE), strong=True),)))
     return found
@@ -66,6 +68,14 @@ def late_line(report: Report) -> str | None:
         f"rank {worst.rank} let {others} wait {seconds(worst.longest_s)} for it alone{more}, and came "
         f"(operation {worst.longest_seq} of {called(late.group)}; of the last {late.operations} it came last to {worst.last})"
     )
+
+
+def _more(label: str, places: Sequence[Place]) -> list[Fact]:
+    """How many ranks are at places for which there is no room."""
+    left = places[MAX_PLACES:]
+    ranks = {rank for item in left for rank in item.ranks}
+    text = f"{count(len(ranks), 'rank')} more, at {count(len(left), 'other place')}"
+    return [Fact(label, (Part(text),))] if left else []
 
 
 def is_culprit(report: Report, ranks: Iterable[int]) -> bool:

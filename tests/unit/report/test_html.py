@@ -191,6 +191,7 @@ def test_many_ranks_that_all_differ_make_a_page_of_bounded_size(size: int) -> No
     assert len(text.encode()) < 2_000_000
     assert text.count('class="block f-') < 1000
     assert "more rows in report.json" in page.text
+    assert "more, at" in page.text
     assert f"► {size - 1}" in page.text  # the culprit is never among what is left out
     assert page.text.count("node-") >= size
 
