@@ -23,6 +23,7 @@ class History:
     def __init__(self, traces: Mapping[int, Trace]) -> None:
         self._traces = traces
         self._steps = lru_cache(maxsize=None)(self._read)
+        self._follows = lru_cache(maxsize=None)(self._pairs)
 
     def _read(self, rank: int, end: int | None = None) -> tuple[Step, ...]:
         """The steps of a rank, up to and with the row ``end`` of its table."""
@@ -35,6 +36,13 @@ class History:
                 found.append((call.site, table.groups[table.group[row]]))
         # The buckets of one backward come from one line; how many there are is not the order of the program.
         return tuple(step for step, _ in groupby(found))
+
+    def _pairs(self, rank: int) -> dict[Step, set[Step]]:
+        """What a rank did after each of its steps."""
+        found: dict[Step, set[Step]] = {}
+        for one, two in pairwise(self._steps(rank)):
+            found.setdefault(one, set()).add(two)
+        return found
 
     def knows(self, rank: int, step: Step) -> bool:
         """Whether a rank has ever made this call."""
@@ -71,7 +79,7 @@ class History:
         votes = []
         for peer, trace in list(self._traces.items())[:PEERS]:
             if peer != rank and call[1] in trace.groups:
-                after = {two for one, two in pairwise(self._steps(peer)) if one == before and two[1] in own_groups}
+                after = {two for two in self._follows(peer).get(before, ()) if two[1] in own_groups}
                 if after:
                     votes.append(after)
         return votes
