@@ -61,7 +61,7 @@ def summary(evidence: Evidence) -> str:
         who = "The only rank moves" if number == 1 else "Both ranks move" if number == 2 else f"All {number} ranks move"
         return f"{who}: no rank stood still {looked}."
     if not evidence.stacks:
-        return f"No stack could be read, so which calls the ranks are in is not known ({_counts(scene)} {looked})."
+        return f"No stack could be read (see the notes), so the ranks' calls are not known: {_counts(scene)} {looked}."
     doubt = _doubt(scene, *_odd_ones(scene)) if scene.waiting and scene.outside and not scene.passing else None
     if doubt is not None:
         return f"{_capital(who_waits(scene))}; who is awaited cannot be told: {doubt} ({_counts(scene)} {looked})."

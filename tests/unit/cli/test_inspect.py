@@ -142,8 +142,8 @@ def test_without_the_right_to_trace_it_says_what_to_do_and_what_the_kernel_shows
     machine(job(5), seen=seen)
     assert cli.main(["inspect"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert shown.startswith("UNKNOWN No stack could be read, so which calls the ranks are in is not known")
-    assert "(rank 1 moved, rank 0 stood still in 2.0 s of looking)" in shown
+    assert shown.startswith("UNKNOWN No stack could be read (see the notes), so the ranks' calls are not known: rank 1 moved, ")
+    assert "rank 0 stood still in 2.0 s of looking." in shown
     assert "no stack of ranks 0, 1: no right to trace it (ptrace); be " in shown
     assert "desync doctor" not in shown
 
