@@ -27,8 +27,8 @@ def caught_out_of_memory(suspect: Suspect) -> Explanation | None:
         Certainty.PROVEN if fits else Certainty.LIKELY,
         f"ran out of memory at {place(last.site)}, caught that{left_out} ({raised(failure)})",
         evidence=(
-            f"{named([suspect.rank])} ran out of memory {counted(len(own), 'time')}, {named([suspect.witness.rank])} "
-            f"{counted(len(theirs), 'time')}",
+            f"memory ran out {counted(len(own), 'time')} on {named([suspect.rank])}, {counted(len(theirs), 'time')} on "
+            f"{named([suspect.witness.rank])}",
             f"backwards: {suspect.at.backwards} on {named([suspect.rank])}, {suspect.witness_at.backwards} on "
             f"{named([suspect.witness.rank])}",
         ),
