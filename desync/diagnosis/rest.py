@@ -11,8 +11,8 @@ from desync.diagnosis.endings import Ending, Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.frontier import Parting, divergence, together
 from desync.diagnosis.suspect import Explanation
-from desync.diagnosis.words import called, named, place
-from desync.model import Cause, Certainty, Evidence, Finding, Status
+from desync.diagnosis.words import called, named, place, verb
+from desync.model import Cause, Certainty, Evidence, Finding, Operation, Status
 
 
 def other_ends(board: Board, ends: Mapping[int, Ending], explained: set[int]) -> list[Finding]:
@@ -87,6 +87,8 @@ def _stalled(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Finding
         return None
     if stopped := standing.stopped_inside(evidence, here, operation):
         return stopped
+    if lost := tuple(rank for rank in here.group.ranks if rank not in here.came):
+        return _lost(here, operation, lost)
     return Finding(
         status=Status.HANG,
         cause=Cause.COMMUNICATION_STALLED,
@@ -98,6 +100,23 @@ def _stalled(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Finding
         ),
         advice=advice(Cause.COMMUNICATION_STALLED),
         evidence=standing.in_disk_sleep(evidence, here.came),
+        time=here.time,
+        divergence=divergence(here),
+    )
+
+
+def _lost(here: Parting, operation: Operation, lost: tuple[int, ...]) -> Finding:
+    """Ranks wait, and of others of the group the records no longer tell whether they ever came."""
+    return Finding(
+        status=Status.HANG,
+        cause=Cause.UNKNOWN,
+        certainty=Certainty.POSSIBLE,
+        culprit_ranks=(),
+        summary=(
+            f"{named(here.pending).capitalize()} {verb(here.pending, 'waits', 'wait')} in {called(operation)} at "
+            f"{place(operation.call.site)}; what {named(lost)} did in group {here.group.name} is no longer in the records."
+        ),
+        advice=advice(Cause.UNKNOWN),
         time=here.time,
         divergence=divergence(here),
     )

@@ -192,3 +192,10 @@ def test_where_no_completion_is_ever_seen_nobody_let_go_of_anything():
 def test_a_send_that_is_held_and_not_done_is_not_forgotten():
     ranks = on("gloo", trace(0, [send(1, done=False), WAITS], world=2), trace(1, [recv(0, done=False)], world=2))
     assert all(finding.culprit_ranks == () for finding in diagnose(job(*ranks, frozen=(0, 1))).findings)
+
+
+def test_where_the_partners_records_are_lost_nothing_is_claimed_of_it():
+    lost = trace(1, [WAITS], world=2, dropped=5)
+    (finding,) = diagnose(job(trace(0, [recv(1, done=False)], world=2), lost, frozen=(0,), moving=(1,))).findings
+    assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.HANG, Cause.UNKNOWN, ())
+    assert "rank 1 did" in finding.summary
