@@ -113,7 +113,7 @@ def _shown_commands(page: Path) -> Iterator[list[str]]:
     """The commands in blocks that are not run, and in workflow files: what only the reader's own files make runnable."""
     for block in blocks(page):
         if block.language in ("sh", "yaml"):
-            for line in block.lines:
+            for line in "\n".join(block.lines).replace("\\\n", " ").splitlines():
                 words = shlex.split(line.removeprefix("- run: "), comments=True)
                 if words and words[0] in ("desync", "python"):
                     yield words
