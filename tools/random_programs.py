@@ -168,7 +168,8 @@ def _inject(body: Body, programs: list[list[Do]], kind: str, rank: int, rng: ran
     ]
     if not places:
         return None
-    return _INJECTIONS[kind](body, program, rng.choice(places), rank, rng)
+    at = rng.choice(places)
+    return _swap(body, programs, at, rank, rng) if kind == "swap" else _INJECTIONS[kind](body, program, at, rank, rng)
 
 
 def _skip(body: Body, program: list[Do], at: int, rank: int, rng: random.Random) -> Truth | None:
@@ -212,15 +213,32 @@ def _root(body: Body, program: list[Do], at: int, rank: int, rng: random.Random)
     return Truth(Cause.ARGUMENT_MISMATCH, rank, do.line, at=at)
 
 
-def _swap(body: Body, program: list[Do], at: int, rank: int, rng: random.Random) -> Truth | None:
+def _swap(body: Body, programs: list[list[Do]], at: int, rank: int, rng: random.Random) -> Truth | None:
+    program = programs[rank]
     if at + 1 >= len(program) or program[at + 1].what != "collective" or program[at + 1].bucket:
         return None
     one, two = program[at], program[at + 1]
-    if len(body.groups[one.group]) < 2 or len(body.groups[two.group]) < 2:
+    if len(body.groups[one.group]) < 2 or len(body.groups[two.group]) < 2 or one.line == two.line:
         return None
-    program[at], program[at + 1] = two, one
+    if rng.random() < 0.5:
+        _begin_both(programs, one.line, two.line)
+        at = next(index for index in range(at, len(program)) if program[index].line == one.line)
+        if at + 1 >= len(program) or program[at + 1].line != two.line:
+            return None
+    program[at], program[at + 1] = program[at + 1], program[at]
     cause = Cause.ORDER_MISMATCH if one.group == two.group else Cause.GROUP_ORDER_CYCLE
-    return Truth(cause, rank, two.line, silent=True, at=at)
+    return Truth(cause, rank, two.line, silent=True, at=at, alike=Cause.SKIPPED_COLLECTIVE)
+
+
+def _begin_both(programs: list[list[Do]], one: int, two: int) -> None:
+    """Make both calls asynchronous in every turn of every rank, and wait for both after them."""
+    for program in programs:
+        for index in range(len(program) - 1, -1, -1):
+            do = program[index]
+            if do.line in (one, two):
+                program[index] = replace(do, is_async=True)
+                if do.line == two or not any(each.line == two for each in program[index + 1 : index + 2]):
+                    program.insert(index + 1, Do("wait"))
 
 
 _INJECTIONS = {
@@ -230,7 +248,6 @@ _INJECTIONS = {
     "dtype": _dtype,
     "reduce_op": _reduce_op,
     "root": _root,
-    "swap": _swap,
 }
 
 

@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -65,7 +65,7 @@ def judge(plan: Plan, diagnosis: Diagnosis, showed: list[Truth]) -> tuple[str, s
         finding
         for finding in diagnosis.findings
         for rank in finding.culprit_ranks
-        if guilty[rank].cause is not finding.cause
+        if finding.cause not in (guilty[rank].cause, guilty[rank].alike)
     ]
     if wrong:
         return "near", words
@@ -104,8 +104,16 @@ def play(seed: int, kinds: tuple[str, ...], rings_cut: bool = True) -> Outcome |
         # Whoever stood still has been ended like all the others: that it did can no longer be seen.
         showed = [truth for truth in showed if truth.cause not in (Cause.STALLED_RANK, Cause.SLOW_RANK)]
     seen = evidence(simulator, until, dropped)
-    verdict, detail = judge(simulator.plan, diagnose(seen), showed)
+    plan = replace(simulator.plan, truths=[_as_it_shows(simulator, truth) for truth in simulator.plan.truths])
+    verdict, detail = judge(plan, diagnose(seen), showed)
     return Outcome(kinds, seed, verdict, detail)
+
+
+def _as_it_shows(simulator: Simulator, truth: Truth) -> Truth:
+    """A truth without what it is alike only as long as its rank is held in its first wrong statement, if it came further."""
+    rank = simulator.ranks[truth.rank] if truth.rank is not None else None
+    held = rank is not None and rank.blocked is not None and not rank.blocked.completed and rank.at == truth.at + 1
+    return truth if held else replace(truth, alike=None)
 
 
 SHAPES: dict[str, tuple[str, ...]] = {"none": (), **{kind: (kind,) for kind in FAULTS}}

@@ -76,6 +76,8 @@ class Truth:
     """The fault may pass without anybody waiting."""
     at: int = 0
     """Which statement of the rank's program is the first that is not as it should be."""
+    alike: Cause | None = None
+    """Another cause that leaves the same records as long as the rank is held in that statement."""
 
 
 @dataclass

@@ -53,7 +53,8 @@ def _alone(suspect: Suspect, history: History) -> bool:
         return False
     if suspect.witness.dropped:
         return False  # "never" cannot be said of a rank whose beginning is lost
-    turns = history.times(suspect.rank, (theirs.call.site, group))
+    # Only turns before it count: a rank that the backend does not hold there may have gone on without the call again.
+    turns = history.times(suspect.rank, (theirs.call.site, group), own.index)
     return turns > 1 and not history.knows(suspect.witness.rank, (own.call.site, group))
 
 

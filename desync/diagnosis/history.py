@@ -48,9 +48,9 @@ class History:
         """Whether a rank has ever made this call."""
         return step in self._steps(rank)
 
-    def times(self, rank: int, step: Step) -> int:
-        """How often it came to it."""
-        return self._steps(rank).count(step)
+    def times(self, rank: int, step: Step, at: int | None = None) -> int:
+        """How often it came to it, up to row ``at`` of its table (without it, until now)."""
+        return self._steps(rank, at).count(step)
 
     def newest(self, rank: int) -> Step | None:
         """What the rank called last."""

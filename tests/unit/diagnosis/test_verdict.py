@@ -150,6 +150,13 @@ def test_of_two_ranks_the_one_that_changed_its_own_habit_is_at_fault():
     assert (finding.cause, finding.culprit_ranks) == (Cause.ARGUMENT_MISMATCH, (1,))
 
 
+def test_a_turn_that_came_after_a_call_is_no_way_gone_without_it():
+    """0 broadcasts, is not held by that, and goes on to its second turn; 1 left the broadcast out in the first one."""
+    one = trace(0, [Op(), Op("broadcast", line=30, root=0), Op(done=False)], world=2)
+    other = trace(1, [Op(), Op(done=False)], world=2)
+    assert first(job(one, other)).culprit_ranks != (0,)
+
+
 def test_an_exception_is_the_fault_and_the_errors_of_its_peers_are_not():
     lost = raised("Connection closed by peer [127.0.0.1]", 2, kind="RuntimeError")
     victims = [trace(rank, [Op(), Op(failed=True)], marks=(lost,), exit=left(3, 1)) for rank in (0, 2)]
