@@ -199,6 +199,10 @@ class Observer:
         self.stacks.clear()
         self._stack_notes = ()
 
+    def without_stacks(self, evidence: Evidence) -> Evidence:
+        """The evidence of a job that was well: its ranks were looked at for nothing, and nobody misses a stack."""
+        return replace(evidence, stacks=(), notes=tuple(note for note in evidence.notes if note not in self._stack_notes))
+
     # --- evidence
 
     def evidence(self, *, ended: bool = False, attempt: int | None = None) -> Evidence:

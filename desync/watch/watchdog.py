@@ -220,6 +220,8 @@ class Watchdog:
         if live is not None and has_recovered(live.diagnosis, evidence, still_found=bool(diagnosis.findings)):
             self._recovered(live, evidence)
             live = None
+        if live is None and diagnosis.status is Status.HEALTHY:
+            evidence = self.observer.without_stacks(evidence)
         timing = live.timing if live else _timing(diagnosis)
         self._closed.append(Outcome(evidence, joined(live.diagnosis, diagnosis) if live else diagnosis, timing))
 

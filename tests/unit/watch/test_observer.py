@@ -36,14 +36,19 @@ def test_what_a_dying_rank_left_counts_if_it_went_on_after_its_stack_was_taken(
     writer.operation(RecordType.OPERATION | Flag.COMPLETION_KNOWN, group, 1, call, 0, 0, 0, 7, 0, now)
     (tmp_path / "stacks" / f"a0.{pid}.fault").write_text(FAULT)
     taken = RankStacks(0, "py-spy", time.time_ns(), (Stack("MainThread", (Frame("f", "a.py", 3),)),))
-    observer = Observer(tmp_path, Job(world_size=1), SECOND, take_stacks=lambda *_: TakenStacks((taken,)))
+    takes = TakenStacks((taken,), ("no stack of rank 1",))
+    observer = Observer(tmp_path, Job(world_size=1), SECOND, take_stacks=lambda *_: takes)
 
     observer.refresh()
     observer.take_stacks({0: pid}, 1.0, native=False)
     found = observer.evidence(ended=True)
+    well = observer.without_stacks(found)
     observer.close()
 
     assert [stack.source for stack in found.stacks] == sources
+    assert well.stacks == ()
+    assert "no stack of rank 1" in found.notes
+    assert well.notes == tuple(note for note in found.notes if note != "no stack of rank 1")
 
 
 def test_a_job_is_ending_when_all_who_live_have_said_so(tmp_path: Path) -> None:
