@@ -14,7 +14,7 @@ from desync.report.model import DivergenceEntry, FindingEntry, MergedStack, Plac
 from desync.report.text import SENTENCE, bounded, count, exit_phrase, place, ranks_phrase, seconds
 
 MAX_PLACES = 3
-WORTH_A_WORD_S = 1.0
+WORTH_A_WORD_S = 2.0
 """A rank that kept the others waiting for less in one operation is an ordinary one."""
 
 
