@@ -194,6 +194,11 @@ class Observer:
         self.stacks.update({stack.rank: stack for stack in taken.stacks})
         self._stack_notes = taken.notes
 
+    @property
+    def has_stacks(self) -> bool:
+        """Whether stacks are kept, or the reasons why some could not be had."""
+        return bool(self.stacks or self._stack_notes)
+
     def drop_stacks(self) -> None:
         """Forget stacks that say nothing any more because their ranks went on."""
         self.stacks.clear()

@@ -215,6 +215,11 @@ class Watchdog:
         """Judge an attempt that is over."""
         evidence = self.observer.evidence(ended=True, attempt=attempt)
         diagnosis = self._judge(evidence) or Diagnosis((), Status.UNKNOWN, {})
+        if not diagnosis.findings and self.observer.has_stacks:
+            # Where ranks were that came after all, and why some could not be looked at, says nothing of a job that is well.
+            self.observer.drop_stacks()
+            evidence = self.observer.evidence(ended=True, attempt=attempt)
+            diagnosis = self._judge(evidence) or diagnosis
         self._follow_late(diagnosis, evidence)
         live = self._live
         if live is not None and has_recovered(live.diagnosis, evidence, still_found=bool(diagnosis.findings)):
