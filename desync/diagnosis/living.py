@@ -18,6 +18,7 @@ from desync.diagnosis.scene import (
     look_over,
     motions,
     peers_of,
+    places_of,
     stands_in,
     where_it_is,
     who_waits,
@@ -128,9 +129,7 @@ def _findings(scene: Scene) -> list[Finding]:
         return [] if ending or len(scene.proved) < len(scene.waiting) else [_without_the_gone(scene)]
     if any(operation.call.kind is Kind.P2P for operation in scene.waiting.values()):
         return _between_two(scene)
-    if len(calls_of(scene)) > 1:
-        return _different_calls(scene)
-    return _together(scene)
+    return _different_calls(scene) if len(places_of(scene)) > 1 else _together(scene)
 
 
 def _somebody_is_outside(scene: Scene) -> list[Finding]:
@@ -193,23 +192,26 @@ def _cause_of_stillness(scene: Scene) -> Cause:
 
 
 def _different_calls(scene: Scene) -> list[Finding]:
-    """All ranks stand in calls that cannot meet: the few are odd, if the calls belong to one group."""
-    if len(scene.proved) < len(scene.waiting):
+    """All ranks stand in calls, from different lines: the few are odd if theirs is another call of the same group.
+
+    The same call from two lines may well be one operation: a broadcast is often written once for its root, once for the others.
+    """
+    if len(scene.proved) < len(scene.waiting) or any(_is_busy(scene, rank) for rank in scene.waiting):
         return []
-    calls = sorted(calls_of(scene).values(), key=lambda ranks: (-len(ranks), ranks))
-    told = all(operation.group == DEFAULT_GROUP and operation.call.peer is None for operation in scene.waiting.values())
+    calls = calls_of(scene)
+    told = all(operation.group == DEFAULT_GROUP for operation in scene.waiting.values())
     few = tuple(sorted(rank for ranks in calls[1:] for rank in ranks))
-    odd = few if told and len(calls[0]) > len(few) and not scene.missing else ()
-    said = "; ".join(stands_in(scene, ranks) for ranks in calls[:4])
+    odd = few if told and few and len(calls[0]) > len(few) and not scene.missing else ()
+    said = "; ".join(stands_in(scene, ranks) for ranks in places_of(scene)[:4])
     return [
         Finding(
             status=Status.HANG,
             cause=Cause.UNKNOWN,
             certainty=Certainty.POSSIBLE,
             culprit_ranks=odd,
-            summary=f"Ranks stand in different calls and wait for each other: {said}.",
+            summary=f"All ranks wait, in different places: {said}.",
             advice=_DIFFERENT,
-            evidence=(*motions(scene.evidence, odd), *motions(scene.evidence, calls[0])),
+            evidence=motions(scene.evidence, scene.waiting),
             divergence=divergence(scene, odd),
         )
     ]
@@ -247,14 +249,17 @@ def _together(scene: Scene) -> list[Finding]:
     """All ranks are in one call, and nothing is being done for it: nobody is odd."""
     if len(scene.proved) < len(scene.waiting) or scene.missing or any(_is_busy(scene, rank) for rank in scene.waiting):
         return []
+    # In groups that cannot be told apart they may wait for each other's next turn.
+    told = all(operation.group == DEFAULT_GROUP for operation in scene.waiting.values())
+    cause = Cause.COMMUNICATION_STALLED if told else Cause.UNKNOWN
     return [
         Finding(
             status=Status.HANG,
-            cause=Cause.COMMUNICATION_STALLED,
+            cause=cause,
             certainty=Certainty.POSSIBLE,
             culprit_ranks=(),
             summary=f"Nobody is odd: {who_waits(scene)}, and it has not finished in the {seconds(scene.window())} of looking.",
-            advice=f"{advice(Cause.COMMUNICATION_STALLED)} {_LOOK_LONGER}",
+            advice=f"{advice(cause)} {_LOOK_LONGER}",
             evidence=motions(scene.evidence, scene.waiting),
             divergence=divergence(scene, ()),
         )

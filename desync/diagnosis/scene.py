@@ -114,16 +114,22 @@ def _is(activity: Activity | None, motion: Motion) -> bool:
     return (activity.motion if activity is not None else Motion.UNKNOWN) is motion
 
 
-def calls_of(scene: Scene) -> dict[tuple[str, object], tuple[int, ...]]:
-    """The ranks by what they called and from where; those that wait for something begun earlier are with all, or with none."""
+def places_of(scene: Scene) -> list[tuple[int, ...]]:
+    """Those that wait, by what they called and from where."""
     found: dict[tuple[str, object], list[int]] = {}
     for rank, operation in scene.waiting.items():
         site = operation.call.site
         found.setdefault((operation.call.op, site.innermost if site is not None else None), []).append(rank)
-    told = {key: tuple(ranks) for key, ranks in found.items() if key[0] not in ANY}
-    if len(told) > 1:
-        return told
-    return {next(iter(told or found)): tuple(sorted(scene.waiting))}
+    return [tuple(ranks) for ranks in found.values()]
+
+
+def calls_of(scene: Scene) -> list[tuple[int, ...]]:
+    """Those that wait, by what they called, most first; who waits for what it began before is left out, and may be with any."""
+    found: dict[str, list[int]] = {}
+    for rank, operation in scene.waiting.items():
+        if operation.call.op not in ANY:
+            found.setdefault(operation.call.op, []).append(rank)
+    return sorted((tuple(ranks) for ranks in found.values()), key=lambda ranks: (-len(ranks), ranks))
 
 
 def peers_of(scene: Scene) -> set[int] | None:
@@ -147,7 +153,7 @@ def inside(call: Call) -> str:
 def who_waits(scene: Scene) -> str:
     """All that wait, by what they wait in, as a clause."""
     parts = []
-    for ranks in calls_of(scene).values():
+    for ranks in places_of(scene):
         call = scene.waiting[ranks[0]].call
         in_it = inside(call).removeprefix("waiting ")
         parts.append(f"{named(ranks)} {verb(ranks, 'waits', 'wait')} {in_it}")

@@ -19,7 +19,8 @@ from desync.model import Call, Frame, Kind, RankStacks
 
 WAIT = "wait"
 """The operation of a call that waits for another one, or for the device; which one it is cannot be seen."""
-CONSTRUCTION = "DistributedDataParallel"
+CONSTRUCTION, FORWARD = "DistributedDataParallel", "forward"
+"""What DistributedDataParallel does together on all ranks, besides the backward: it compares models, and sends buffers."""
 MAX_SOURCE = 2 << 20
 NEAR = 3
 """So many innermost frames can lie between a wait and the file that tells that it is one."""
@@ -29,7 +30,8 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 _LOADER_WORKER = "torch/utils/data/_utils/worker.py"
 _CONSTRUCTION = frozenset({"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"})
 _WAITS = re.compile(r"\.(?:wait|synchronize|wait_stream|wait_event|item|tolist|cpu|numpy)\(")
-_DISTRIBUTED = re.compile(r"/torch/(?:distributed/(?!checkpoint/|elastic/)|nn/parallel/distributed\.py$)")
+_DISTRIBUTED = re.compile(r"/torch/distributed/(?!checkpoint/|elastic/)")
+_DDP = re.compile(r"/torch/nn/parallel/distributed\.py$")
 _DEVICE = re.compile(r"/torch/(?:cuda|xpu|accelerator)/")
 _MEMBERS = re.compile(r"\[\d{1,7}(?:, \d{1,7}){0,4096}\]")
 _NUMBER = re.compile(r"\d{1,7}")
@@ -59,7 +61,7 @@ def standing(stacks: RankStacks, variables: Sequence[Sequence[Values]] = (), pid
     """
     for index, thread in enumerate(stacks.threads):
         values = variables[index] if index < len(variables) else ()
-        call = distributed_call(thread.frames) if index else _call(thread.frames, pid)
+        call = _call(thread.frames, pid)
         if call is not None:
             asked, default = _asked_for(call, thread.frames, values)
             return Standing(asked, default, thread.frames, is_main=index == 0)
@@ -75,6 +77,8 @@ def _call(frames: tuple[Frame, ...], pid: int | None) -> Call | None:
     near = frames[:NEAR]
     if any(frame.function in _CONSTRUCTION and _DISTRIBUTED.search(frame.file) for frame in near):
         return Call(CONSTRUCTION, Kind.COLLECTIVE, site=site)
+    if any(_DDP.search(frame.file) for frame in near):
+        return Call(FORWARD, Kind.COLLECTIVE, site=site)
     waits = any(_DISTRIBUTED.search(frame.file) for frame in near) or _DEVICE.search(frames[0].file) is not None
     if waits or (not frames[0].is_native and _WAITS.search(_source(frames[0], pid))):
         return Call(WAIT, Kind.COLLECTIVE, site=site)

@@ -22,7 +22,7 @@ from desync.errors import RunDirectoryError
 from desync.evidence.liveness import process_start
 from desync.evidence.pyspy_dump import BACKWARD
 from desync.evidence.run_directory import RunRecord, read
-from desync.evidence.standing import WAIT, Standing, is_loader_worker, is_spawned, rank_and_world, standing
+from desync.evidence.standing import FORWARD, WAIT, Standing, is_loader_worker, is_spawned, rank_and_world, standing
 from desync.model import (
     Activity,
     Claim,
@@ -53,6 +53,8 @@ EVERY_S = 0.25
 SPINS = 0.5
 """A thread that waits for a GPU keeps a core busy: a larger share of the time than this."""
 DEFAULT, OTHER = "0", "another group"
+PASSES = (FORWARD, BACKWARD)
+"""Calls that compute as well as communicate."""
 
 UNSEEN = (
     "nothing was recorded: a stack shows the call that a rank is in, and not its number, its tensors or the members of its "
@@ -222,10 +224,10 @@ def motion(
         return Motion.UNKNOWN
     if not ran:
         # A backward's work can be that of other threads.
-        works = second.call.op == BACKWARD and used.motion is Motion.MOVING
+        works = second.call.op in PASSES and used.motion is Motion.MOVING
         return Motion.MOVING if works else Motion.FROZEN
-    # A backward that keeps a core busy computes, most likely.
-    return Motion.UNKNOWN if part > SPINS and second.call.op != BACKWARD else Motion.MOVING
+    # A forward or backward that keeps a core busy computes, most likely.
+    return Motion.UNKNOWN if part > SPINS and second.call.op not in PASSES else Motion.MOVING
 
 
 def _motion_outside(first: Standing, second: Standing, used: Activity, part: float | None) -> Motion:
@@ -298,8 +300,8 @@ def _went(one: _Rank) -> Claim:
     """What a rank that moves was seen in; ``op`` if it was in a call of torch.distributed."""
     seen = [where for where in (one.first, one.second) if where is not None]
     places = list(dict.fromkeys(_place(where) for where in seen))
-    # A backward, or a wait, may as well have been work of its own.
-    inside = next((w.call.op for w in seen if w.call is not None and w.call.op not in (BACKWARD, WAIT)), None)
+    # A pass, or a wait, may as well have been work of its own.
+    inside = next((w.call.op for w in seen if w.call is not None and w.call.op not in (*PASSES, WAIT)), None)
     return Claim(ClaimKind.MOVING, (one.rank,), f"moves; {', then '.join(places)}" if places else "moves", op=inside)
 
 

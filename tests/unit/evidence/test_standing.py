@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from desync.evidence.standing import CONSTRUCTION, WAIT, is_loader_worker, is_spawned, rank_and_world, standing
+from desync.evidence.standing import CONSTRUCTION, FORWARD, WAIT, is_loader_worker, is_spawned, rank_and_world, standing
 from desync.model import Frame, Kind, RankStacks, Stack
 
 TORCH = "/env/lib/python3.11/site-packages/torch"
@@ -79,6 +79,7 @@ def test_peers_roots_and_members_come_from_the_calls_variables() -> None:
     ("frames", "op"),
     [
         ((Frame("__call__", f"{TORCH}/_ops.py", 1), Frame("wait_tensor", f"{TORCH}/distributed/_f.py", 2), USER), WAIT),
+        ((Frame("_sync_buffers", f"{TORCH}/nn/parallel/distributed.py", 2), USER), FORWARD),
         ((Frame("synchronize", f"{TORCH}/cuda/__init__.py", 1), USER), WAIT),
         ((Frame("_verify_param_shape_across_processes", f"{TORCH}/distributed/utils.py", 1), USER), CONSTRUCTION),
         ((Frame("_engine_run_backward", f"{TORCH}/autograd/graph.py", 1), USER), "backward"),

@@ -49,6 +49,7 @@ def outside(line: int = 7, function: str = "main") -> Standing:
         (inside("backward"), inside("backward"), USED_MUCH, True, 0.99, Motion.MOVING),
         (inside("backward"), inside("backward"), USED_MUCH, False, 0.0, Motion.MOVING),
         (inside("backward"), inside("backward"), USED_NOTHING, False, 0.0, Motion.FROZEN),
+        (inside("forward"), inside("forward"), USED_MUCH, True, 0.99, Motion.MOVING),
         (inside(WAIT), inside(WAIT), USED_MUCH, True, 0.99, Motion.UNKNOWN),
         (inside(), outside(), USED_NOTHING, True, 0.01, Motion.MOVING),
         # Outside: it stands if it used nothing to speak of and did not go on to other functions.
