@@ -3,6 +3,8 @@
 
     explain_samples.py FOLDER…                    samples: NAME, NAME.log or NAME/ beside NAME.truth.json
     explain_samples.py FOLDER… --made MAKE_DUMPS  also on dumps that this program makes, for each of its faults
+    explain_samples.py --made MAKE_DUMPS --drawn 100 --seed 1
+                                                  and of so many jobs, faults and options drawn by chance
 
 A truth names what is right: statuses, causes (`hedge`: causes that are right only as `possible`), certainties, culprits (null:
 nobody may be named), group, number and operation of the divergence.  Exit status 1 if a verdict is not among what is right.
@@ -12,11 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +108,32 @@ def made(
     for variant, options in variants.items():
         for fault in faults:
             name = f"{fault}, {variant}" if variant else fault
-            place = folder / name.replace(" ", "-").replace(",", "")
+            place = folder / name.replace(" ", "-").replace(",", "").replace(":", "")
             command = [sys.executable, program, place, "--fault", fault, *options]
             if subprocess.run(command, capture_output=True, check=False).returncode == 0:
                 truth = json.loads((folder / f"{place.name}.truth.json").read_text(encoding="utf-8"))
                 yield judge(name, place, truth)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+FLAGS = {"--vary-ring": 0.3, "--no-frames": 0.15, "--json": 0.1, "--timing": 0.2, "--no-sequence-parallel": 0.2}
+
+
+def drawn(program: Path, folder: Path, count: int, seed: int) -> Iterator[Judged]:
+    """Dumps of jobs of different shape, each with a fault at a place drawn by chance; what cannot be made is left out."""
+    random_ = random.Random(seed)
+    for number in range(count):
+        fault, tensor, pipeline = random_.choice(FAULTS), random_.choice([1, 2, 2, 4, 8]), random_.choice([1, 2, 2, 4])
+        ranks = tensor * pipeline * random_.choice([1, 2, 2, 3])
+        rank, entries = random_.randrange(ranks), random_.choice([150, 300, 600, 1200])
+        flags = [flag for flag, share in FLAGS.items() if random_.random() < share]
+        at = random_.choice(["tp", "dp", "world", *(["p2p"] if fault in ("stalled", "dead", "p2p") else [])])
+        numbers = {"ranks": ranks, "tp": tensor, "pp": pipeline, "rank": rank, "entries": entries, "seed": number}
+        numbers |= {"layers": random_.randrange(1, 4), "micro-batches": random_.choice([2, 4, 6])}
+        options = [part for name, value in numbers.items() for part in (f"--{name}", str(value))]
+        name = ", ".join((f"draw {number}: {ranks} ranks", at, f"{entries} entries", *(flag.removeprefix("--") for flag in flags)))
+        if ranks > 1:
+            yield from made(program, folder, (fault,), {name: (*options, *flags, "--at", at)})
 
 
 def row(judged: Judged) -> str:
@@ -125,14 +151,21 @@ def row(judged: Judged) -> str:
 def main() -> int:
     """Print the table; returns 1 if a verdict is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path)
+    parser.add_argument("folders", metavar="FOLDER", nargs="*", type=Path)
     parser.add_argument("--made", metavar="MAKE_DUMPS", type=Path, help="program that makes dumps with a known fault")
+    parser.add_argument("--drawn", metavar="N", type=int, default=0, help="that many more, drawn by chance")
+    parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     print("| sample | verdict | certainty | culprits | where | as the truth allows |\n|---|---|---|---|---|---|")
     total = wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         judged = (judge(*each) for place in arguments.folders for each in samples(place))
-        for each in (*judged, *(made(arguments.made, Path(folder)) if arguments.made else ())):
+        more: Iterator[Judged] = iter(())
+        if arguments.made and arguments.drawn:
+            more = drawn(arguments.made, Path(folder), arguments.drawn, arguments.seed)
+        elif arguments.made:
+            more = made(arguments.made, Path(folder))
+        for each in chain(judged, more):
             print(row(each), flush=True)
             total, wrong = total + 1, wrong + bool(each.wrong)
     print(f"\n{total - wrong} of {total} verdicts are among what the truth allows.")

@@ -34,6 +34,14 @@ def test_every_sample_gets_a_verdict_that_its_truth_allows(tool: ModuleType, fol
     assert [(each.name, each.wrong) for each in judged if each.wrong] == []
 
 
+def test_jobs_drawn_by_chance_get_their_verdict(tool: ModuleType, tmp_path: Path) -> None:
+    if not MAKE_DUMPS.is_file():
+        pytest.skip("the program that makes dumps does not lie beside this checkout")
+    judged = list(tool.drawn(MAKE_DUMPS, tmp_path, 12, seed=5))
+    assert len(judged) > 6
+    assert [(each.name, each.wrong) for each in judged if each.wrong] == []
+
+
 @pytest.mark.parametrize(
     "fault", ["none", "skip", "extra", "shape", "dtype", "stalled", "dead", "cycle", "p2p", "root", "network"]
 )
