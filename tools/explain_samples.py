@@ -131,9 +131,9 @@ def drawn(program: Path, folder: Path, count: int, seed: int) -> Iterator[Judged
         numbers = {"ranks": ranks, "tp": tensor, "pp": pipeline, "rank": rank, "entries": entries, "seed": number}
         numbers |= {"layers": random_.randrange(1, 4), "micro-batches": random_.choice([2, 4, 6])}
         options = [part for name, value in numbers.items() for part in (f"--{name}", str(value))]
-        name = ", ".join((f"draw {number}: {ranks} ranks", at, f"{entries} entries", *(flag.removeprefix("--") for flag in flags)))
+        words = (f"draw {number}: {ranks} ranks", at, f"{entries} entries", *(flag.removeprefix("--") for flag in flags))
         if ranks > 1:
-            yield from made(program, folder, (fault,), {name: (*options, *flags, "--at", at)})
+            yield from made(program, folder, (fault,), {", ".join(words): (*options, *flags, "--at", at)})
 
 
 def row(judged: Judged) -> str:
