@@ -203,13 +203,14 @@ def _different_calls(scene: Scene) -> list[Finding]:
     few = tuple(sorted(rank for ranks in calls[1:] for rank in ranks))
     odd = few if told and few and len(calls[0]) > len(few) and not scene.missing else ()
     said = "; ".join(stands_in(scene, ranks) for ranks in places_of(scene)[:4])
+    which = f"; {named(odd)} {verb(odd, 'is the odd one', 'are the odd ones')}" if odd else ""
     return [
         Finding(
             status=Status.HANG,
             cause=Cause.UNKNOWN,
             certainty=Certainty.POSSIBLE,
             culprit_ranks=odd,
-            summary=f"All ranks wait, in different places: {said}.",
+            summary=f"All ranks wait, in different places: {said}{which}.",
             advice=_DIFFERENT,
             evidence=motions(scene.evidence, scene.waiting),
             divergence=divergence(scene, odd),
