@@ -168,7 +168,7 @@ class _Markdown:
             yield f"- {ranks_phrase(ranks)}: {code(said)}"
 
     def notes(self, report: Report) -> Iterator[str]:
-        yield from self.bullets("Not seen:", report.notes, MAX_NOTES)
+        yield from self.bullets("Notes:", report.notes, MAX_NOTES)
 
     def job(self, report: Report) -> Iterator[str]:
         version = f"desync {report.job.desync}" if report.job.desync else ""
