@@ -174,7 +174,7 @@ def _all_seen_to_end(evidence: Evidence) -> bool:
 
 def _healthy_summary(evidence: Evidence, all_ended: bool) -> str:
     known = [trace.dropped + len(trace.operations) for trace in evidence.traces]
-    who = "The only rank" if len(known) == 1 else f"All {len(known)} ranks"
+    who = {1: "The only rank", 2: "Both ranks"}.get(len(known), f"All {len(known)} ranks")
     least, most = min(known), max(known)
     did = f"the same {count(most, 'operation')}" if least == most else f"{least} to {most} operations that agree"
     if len(known) == 1:

@@ -335,3 +335,10 @@ def test_a_call_about_groups_that_a_rank_left_out_lies_after_its_last_one() -> N
         (0,): ["init_process_group", "new_group", "all_reduce", "all_reduce"],
         (1,): ["init_process_group", None, "all_reduce", "all_reduce"],
     }
+
+
+@pytest.mark.parametrize(("ranks", "words"), [(1, "The only rank went"), (2, "Both ranks went"), (3, "All 3 ranks went")])
+def test_who_was_well_is_said_as_people_count(ranks: int, words: str) -> None:
+    evidence = Evidence(job(ranks, exit_code=0), tuple(trace(rank, steps(GRADIENTS, 3)) for rank in range(ranks)))
+
+    assert build_report(evidence, diagnosis([], {}), Timing()).verdict.summary.startswith(words)
