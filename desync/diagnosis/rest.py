@@ -88,7 +88,9 @@ def _stalled(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Finding
     if stopped := standing.stopped_inside(evidence, here, operation):
         return stopped
     if lost := tuple(rank for rank in here.group.ranks if rank not in here.came):
-        return _lost(here, operation, lost)
+        # Whoever is in no operation may still come, and release the others one after the other.
+        held = all(_is_held(board, rank) or rank in ends for rank in board.traces)
+        return _lost(here, operation, lost) if held else None
     return Finding(
         status=Status.HANG,
         cause=Cause.COMMUNICATION_STALLED,
@@ -120,6 +122,12 @@ def _lost(here: Parting, operation: Operation, lost: tuple[int, ...]) -> Finding
         time=here.time,
         divergence=divergence(here),
     )
+
+
+def _is_held(board: Board, rank: int) -> bool:
+    """Whether the newest that is known of a rank is an operation that is not over."""
+    trace = board.traces[rank]
+    return len(trace.operations) > 0 and trace.operations.row(rank, -1).pending
 
 
 def _rendezvous(board: Board, parting: Parting) -> Finding | None:

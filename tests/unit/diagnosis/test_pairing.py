@@ -199,3 +199,8 @@ def test_where_the_partners_records_are_lost_nothing_is_claimed_of_it():
     (finding,) = diagnose(job(trace(0, [recv(1, done=False)], world=2), lost, frozen=(0,), moving=(1,))).findings
     assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.HANG, Cause.UNKNOWN, ())
     assert "rank 1 did" in finding.summary
+
+
+def test_a_partner_whose_records_are_lost_and_that_works_may_still_come():
+    lost = trace(1, [MEET], world=2, dropped=5)
+    assert diagnose(job(trace(0, [recv(1, done=False)], world=2), lost, frozen=(0,), moving=(1,))).findings == ()
