@@ -81,8 +81,21 @@ def looked_at(pid: int, *more: str) -> dict[str, Any]:
 
 def ranks_below(pid: int) -> list[int]:
     """The ranks that a launcher has started."""
-    children = psutil.Process(pid).children(recursive=True)
-    return [child.pid for child in children if "RANK" in child.environ()]
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that ends just now is none
+            if "RANK" in child.environ():
+                found.append(child.pid)
+    return found
+
+
+def child_with(pid: int, word: str) -> int:
+    """The child of a process whose command holds the word."""
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.Error):
+            if word in child.cmdline():
+                return child.pid
+    raise AssertionError(f"no child of {pid} has {word!r} in its command")
 
 
 def test_the_rank_that_is_elsewhere_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,9 +159,7 @@ def test_journals_are_used_where_desync_watches_and_when_its_watcher_was_killed(
     run = tmp_path / "run"
     watch = [sys.executable, "-m", "desync", "watch", "--run-dir", str(run), "--hang-after", "600", "--"]
     with running(tmp_path, "stuck", 3, [*watch, *torchrun(3)]) as watcher:
-        launcher = next(
-            child.pid for child in psutil.Process(watcher).children() if "torch.distributed.run" in child.cmdline()
-        )
+        launcher = child_with(watcher, "torch.distributed.run")
         try:
             report = looked_at(launcher)
             os.kill(watcher, signal.SIGKILL)
