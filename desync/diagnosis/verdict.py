@@ -194,19 +194,33 @@ class Case:
         culprits = tuple(sorted(fault.suspect.rank for fault in faults))
         whats = list(dict.fromkeys(fault.explanation.what for fault in faults))
         lines = [line for fault in faults for line in fault.explanation.evidence]
+        doubt = self._one_too_many(parting, cause)
+        lines += [doubt] if doubt else []
         who = named(culprits)
         what = whats[0] if len(whats) == 1 else f"{whats[0]} ({named([first.suspect.rank])}; the others alike)"
         return Finding(
             status=Status.SLOW if cause is Cause.SLOW_RANK else self.status(parting, culprits),
             cause=cause,
-            certainty=max((fault.explanation.certainty for fault in faults), key=list(Certainty).index),
-            culprit_ranks=culprits if first.explanation.blames else (),
+            certainty=Certainty.POSSIBLE if doubt else max((fault.explanation.certainty for fault in faults), key=_SURE.index),
+            culprit_ranks=culprits if first.explanation.blames and not doubt else (),
             summary=f"{who[0].upper()}{who[1:]} {what}; {self._waiting(parting, culprits)}.",
             advice=first.explanation.advice or advice(cause),
             evidence=tuple(dict.fromkeys((*lines, *chains.links(parting, self.partings)))),
             time=first.explanation.time or parting.time,
             divergence=divergence(parting, culprits=culprits),
         )
+
+    def _one_too_many(self, parting: Parting, cause: Cause) -> str | None:
+        """Why those that came may have called once too often, where most did not come and never were at that line."""
+        operation = parting.held_in(parting.came[0]) if parting.came else None
+        unsure = cause in (Cause.STALLED_RANK, Cause.EXITED_EARLY) and not parting.mismatch and operation is not None
+        if not unsure or operation is None or len(parting.absent) <= max(1, len(parting.came)):
+            return None
+        site = operation.call.site
+        if site is None or any(site in self.sites(rank) for rank in parting.absent):
+            return None
+        came = named(parting.came)
+        return f"{named(parting.absent)} were never seen at {place(site)}: {came} may have made a call that nobody else makes"
 
     def _waiting(self, parting: Parting, culprits: tuple[int, ...]) -> str:
         ranks = tuple(rank for rank in parting.came if rank not in culprits)
@@ -253,6 +267,8 @@ def _stops(findings: list[Finding]) -> bool:
     """Whether one of them is what the job stands still or ended for; a mismatch that stopped nobody is not."""
     return any(finding.status is not Status.MISMATCH for finding in findings)
 
+
+_SURE = list(Certainty)
 
 _AT_ONCE_NS = 2_000_000_000
 """An error that comes this soon after the ranks parted is the backend's answer to the mismatch, not a time-out."""

@@ -45,6 +45,17 @@ def test_a_frozen_rank_is_stalled_after_the_time_that_the_user_grants():
     assert finding.divergence.by_rank[0].state is OperationState.WAITING
 
 
+def test_most_that_stand_still_are_not_blamed_for_a_call_that_they_never_make():
+    """One rank is in a call of a line where the others never were: as likely as their all being stuck is a call too many."""
+    ranks = [trace(rank, [Op()]) for rank in (1, 2, 3)]
+    finding = first(job(trace(0, [Op(), WAITING]), *ranks, frozen=(1, 2, 3)))
+    assert (finding.cause, finding.certainty, finding.culprit_ranks) == (Cause.STALLED_RANK, Certainty.POSSIBLE, ())
+    assert "were never seen at train.py:20" in finding.evidence[-1]
+    again = [trace(rank, [replace(WAITING, done=True)]) for rank in (1, 2, 3)]
+    known = first(job(trace(0, [replace(WAITING, done=True), WAITING]), *again, frozen=(1, 2, 3)))
+    assert known.culprit_ranks == (1, 2, 3)
+
+
 def test_a_rank_that_still_moves_is_slow():
     ranks = [*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), trace(3, [Op()])]
     finding = first(job(*ranks, moving=(3,)))
