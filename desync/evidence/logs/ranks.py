@@ -14,6 +14,8 @@ from desync.model import Group
 DEFAULT = "0"
 DEFAULT_DESCRIPTION = "default_pg"
 MAX_WORLD = 1 << 17
+MAX_UNHEARD, MANY = 1 << 15, 1024
+"""A log in which fewer than MANY speak is not believed that its job has more ranks than MAX_UNHEARD."""
 
 
 @dataclass(slots=True)
@@ -101,7 +103,7 @@ def _world(facts: Facts) -> int:
         if ended.pid is not None:
             processes[ended.speaker.file].add(ended.pid)
     sizes.append(sum(map(len, processes.values())))
-    return min(max(sizes, default=0), MAX_WORLD)
+    return min(max(sizes, default=0), MAX_WORLD if len(facts.speakers) >= MANY else MAX_UNHEARD)
 
 
 def group_name(tag: GroupTag | None, rank: int | None, group_rank: int | None = None) -> str:
