@@ -171,13 +171,13 @@ def telling_stacks(stacks: Sequence[MergedStack]) -> list[MergedStack]:
     found: list[MergedStack] = []
     seen: set[tuple[int, str]] = set()
     for stack in sorted(stacks, key=lambda stack: stack.source != "py-spy"):
-        if not stack.frames or not (is_main(stack.thread) or user_frames(stack.frames)):
+        shown = tuple(frame for frame in stack.frames if not is_own(frame))
+        if not shown or not (is_main(stack.thread) or user_frames(shown)):
             continue
         thread = "" if is_main(stack.thread) else stack.thread
         fresh = tuple(rank for rank in stack.ranks if (rank, thread) not in seen)
         seen.update((rank, thread) for rank in fresh)
         if fresh:
-            shown = tuple(frame for frame in stack.frames if not is_own(frame))
             found.append(MergedStack(fresh, stack.source, stack.thread, shown))
     return found
 

@@ -75,4 +75,7 @@ def test_the_recorders_own_frames_are_not_shown() -> None:
     (shown,) = telling_stacks([MergedStack((0,), "py-spy", "MainThread", (own, user))])
 
     assert shown.frames == (user,)
+
+    written = MergedStack((0,), "faulthandler", "MainThread", (user,))
+    assert telling_stacks([MergedStack((0,), "py-spy", "MainThread", (own,)), written]) == [written]
     assert not is_own(Frame("main", "/srv/desync/train.py", 3))
