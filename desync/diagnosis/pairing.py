@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from desync.diagnosis.advice import FORGOTTEN
 from desync.diagnosis.board import Board, GroupBoard
 from desync.diagnosis.frontier import Parting
+from desync.diagnosis.roles import odd_count
 from desync.diagnosis.ways import Astray, Step, Way, step_of, way_of
 from desync.diagnosis.words import called, named, place
 from desync.model import (
@@ -54,7 +55,7 @@ def blame(board: Board, cycle: Sequence[Parting]) -> Blame | None:
         return _left_its_way(*astray[0])
     if astray:
         return None
-    return _short_of_several(lacks, cycle, ways) or _out_of_habit(board, cycle)
+    return _short_of_several(lacks, cycle, ways) or _out_of_habit(board, cycle) or _out_of_step(board, lacks)
 
 
 def _left_its_way(rank: int, astray: Astray) -> Blame:
@@ -120,7 +121,23 @@ def _short_of_several(lacks: Sequence[Lack], cycle: Sequence[Parting], ways: Map
     return Blame(root, tuple(dict.fromkeys(str(lack) for lack in lacks)))
 
 
+def _out_of_step(board: Board, lacks: Sequence[Lack]) -> Blame | None:
+    """The one rank whose number of sends or recvs from a line is not that of all others."""
+    waiters = {lack.waiter for lack in lacks}
+    roots = [lack for lack in lacks if lack.short not in waiters]
+    if len(roots) != 1:
+        return None
+    (lack,) = roots
+    rank = odd_count(board, lack.operation, lack.short, waiters)
+    if rank is None:
+        return None
+    less = "less" if rank == lack.short else "more"
+    words = f"{named([rank])} made one {less} than all other ranks, which make these calls as often as each other"
+    return Blame(rank, (words, str(lack)))
+
+
 # --- one that did not do as before
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -154,6 +154,34 @@ def test_a_rank_that_comes_to_the_end_of_its_loop_has_not_left_its_way():
     assert told(job(*ranks, frozen=range(4)))[2] in ((), (1,))
 
 
+def once(last):
+    """Four ranks in the first turn of a ring, even ones sending first."""
+    return job(*(trace(rank, [*operations[:-1], replace(operations[-1], done=False)]) for rank, operations in last.items()))
+
+
+def whole(rank):
+    """What a rank does in the first turn of the ring, and the meeting after it."""
+    steps = [send((rank + 1) % 4), recv((rank - 1) % 4)]
+    return [*(steps if rank % 2 == 0 else reversed(steps)), MEET]
+
+
+def test_a_rank_that_sends_less_often_than_all_that_make_the_same_calls():
+    last = {0: whole(0), 1: [recv(0), MEET], 2: [send(3), recv(1)], 3: whole(3)}
+    assert told(once(last)) == (Cause.P2P_MISMATCH, Certainty.LIKELY, (1,))
+    assert "made one less than all other ranks" in diagnose(once(last)).findings[0].evidence[0]
+
+
+def test_a_rank_that_receives_more_often_than_all_that_make_the_same_calls():
+    last = {0: whole(0), 1: whole(1), 2: [send(3), recv(1), recv(1)], 3: whole(3)}
+    assert told(once(last))[2] == (2,)
+
+
+def test_ranks_that_play_other_parts_say_nothing():
+    """0 and 3 talk to each other from other lines: nobody says how often 1 has to send to 2."""
+    apart = {0: [Op("send", line=80, peer=3), MEET], 3: [Op("recv", line=81, peer=0), MEET]}
+    assert told(once({0: apart[0], 1: [MEET], 2: [recv(1)], 3: apart[3]}))[2] == ()
+
+
 # --- let go of
 
 
