@@ -90,8 +90,14 @@ def skipped_collective(suspect: Suspect) -> Explanation | None:
         Cause.SKIPPED_COLLECTIVE,
         Certainty.PROVEN,
         f"left out {called(suspect.theirs)} of {place(theirs)} and went on to {suspect.own.call.op} at {place(own)}",
-        evidence=(f"{named([suspect.witness.rank])} also comes to {place(own)}; {named([suspect.rank])} came there too early",),
+        evidence=(
+            f"{named([suspect.witness.rank])} also comes to {place(own)}; {named([suspect.rank])} came there too early",
+            *([_OR_ORDER] if suspect.own.pending else []),
+        ),
     )
+
+
+_OR_ORDER = "it is held there: whether it would have made the other call afterwards, in another order, cannot be seen"
 
 
 def rank_only_collective(suspect: Suspect) -> Explanation | None:
