@@ -94,7 +94,12 @@ def part(group: GroupBoard) -> Parting | None:
     else:
         # Someone may not have come as far as the others' first mismatch: he is behind, not mismatched.
         seq = mismatch
-    return _parting(group, lanes, seq)
+    here = _parting(group, lanes, seq)
+    if not here.mismatch and here.absent and not here.waits:
+        # A broadcast waits for nobody at its source: those who went on are held where they are now.
+        later = _held_after(group, seq)
+        return here if later is None else replace(later, after=0)
+    return here
 
 
 def together(group: GroupBoard) -> Parting | None:

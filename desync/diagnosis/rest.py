@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from desync.diagnosis import races, standing, teardown
 from desync.diagnosis.advice import advice
-from desync.diagnosis.board import Board
+from desync.diagnosis.board import Board, GroupBoard
 from desync.diagnosis.endings import Ending, Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.frontier import Parting, divergence, together
@@ -161,10 +161,22 @@ def _waited(evidence: Evidence, parting: Parting) -> int | None:
     return evidence.observed_at - parting.time
 
 
-def status_without_finding(evidence: Evidence, ends: Mapping[int, Ending]) -> Status:
-    """Healthy unless something shows that it was not, or nothing was seen."""
+def status_without_finding(board: Board, ends: Mapping[int, Ending]) -> Status:
+    """Healthy unless something shows that it was not, or too little was seen."""
+    evidence = board.evidence
     if not evidence.traces:
         return Status.UNKNOWN
     if evidence.ended and evidence.job.exit_code not in (0, None):
         return Status.UNKNOWN
+    if not evidence.ended and any(_waits_for_unseen(group, evidence) for group in board.groups):
+        return Status.UNKNOWN
     return Status.UNKNOWN if any(ending.victim for ending in ends.values()) else Status.HEALTHY
+
+
+def _waits_for_unseen(group: GroupBoard, evidence: Evidence) -> bool:
+    """Whether ranks have waited too long in a group of which other ranks left no record."""
+    if not group.unseen or evidence.observed_at is None:
+        return False
+    newest = [operation for lane in group.lanes.values() if (operation := lane.at(lane.last)) is not None]
+    since = [operation.entered for operation in newest if operation.pending and operation.entered is not None]
+    return any(evidence.observed_at - entered >= evidence.hang_after_ns for entered in since)

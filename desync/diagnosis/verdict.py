@@ -22,7 +22,7 @@ from desync.diagnosis.history import History
 from desync.diagnosis.progress import number_of
 from desync.diagnosis.suspect import Explanation, Suspect
 from desync.diagnosis.words import called, named, place, verb
-from desync.model import CallSite, Cause, Certainty, Diagnosis, Evidence, Finding, Kind, Operation, RankState, Status
+from desync.model import CallSite, Cause, Certainty, Diagnosis, Evidence, Finding, Kind, Operation, RankState, Status, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     findings, awaiting = case.explain()
     lingering = teardown.lingering(board, case.ends, case.partings) if not findings and not awaiting else ()
     findings += teardown.hanging(board, case.ends, lingering)
-    status = findings[0].status if findings else rest.status_without_finding(evidence, case.ends)
+    status = findings[0].status if findings else rest.status_without_finding(board, case.ends)
     return Diagnosis(
         findings=tuple(findings),
         status=status,
@@ -58,7 +58,7 @@ class Case:
         self.board = board
         self.evidence = board.evidence
         self.partings = partings
-        self.ends = _with_victims(ends, partings)
+        self.ends = _with_victims(board, ends, partings)
         self._holding = _holding((*partings, *(here for group in board.groups if (here := together(group)) is not None)))
         self.history = History(board.traces)
         self.sites: Callable[[int], frozenset[CallSite]] = lru_cache(maxsize=None)(self._sites)
@@ -281,10 +281,20 @@ _STATES = {
 }
 
 
-def _with_victims(ends: Mapping[int, Ending], partings: tuple[Parting, ...]) -> dict[int, Ending]:
+def _with_victims(board: Board, ends: Mapping[int, Ending], partings: tuple[Parting, ...]) -> dict[int, Ending]:
     """Mark as victims those whose operation failed under them before they raised, whatever they raised then."""
     failed = {rank for parting in partings for rank in parting.failed}
+    failed |= {rank for rank, ending in ends.items() if ending.failure is None and _failed_at_last(board.traces[rank])}
     return {rank: replace(ending, victim=True) if rank in failed else ending for rank, ending in ends.items()}
+
+
+def _failed_at_last(trace: Trace) -> bool:
+    """Whether the newest operations of a rank failed under it, as far as they did not stay open."""
+    for index in range(len(trace.operations) - 1, -1, -1):
+        operation = trace.operations.row(trace.rank, index)
+        if operation.failed or not operation.pending:
+            return operation.failed
+    return False
 
 
 def _stuck_in_made_groups(findings: list[Finding]) -> list[Finding]:

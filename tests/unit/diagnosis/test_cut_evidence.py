@@ -148,7 +148,6 @@ def test_a_rank_whose_operation_failed_under_it_is_a_victim_also_without_its_exc
     assert blamed(diagnose(without(job(victims[0], unseen, victims[1], ended=True), [1]))) <= {1}
 
 
-@pytest.mark.xfail(strict=True, reason="only a rank's newest operation is asked whether it failed under it")
 def test_a_rank_is_a_victim_also_where_it_had_called_more_behind_what_failed_under_it() -> None:
     """Buckets of one backward: the first fails, the next are still open when the rank raises and exits."""
     failed, still_open = Op(line=15, is_async=True, done=False, failed=True), Op(line=15, is_async=True, done=False)
@@ -189,7 +188,6 @@ def test_a_rank_behind_its_loop_is_not_proven_to_make_a_call_of_its_own_where_th
     assert (newest.cause, newest.certainty) != (Cause.RANK_ONLY_COLLECTIVE, Certainty.PROVEN)
 
 
-@pytest.mark.xfail(strict=True, reason="a job that hangs for ranks of which nothing is known is called healthy")
 def test_ranks_that_wait_for_ranks_that_nobody_saw_are_not_healthy() -> None:
     ranks = [trace(rank, [Op(), WAITS]) for rank in range(4)]
     seen = without(job(*ranks[:2], trace(2, [Op()]), trace(3, [Op()])), [2, 3])

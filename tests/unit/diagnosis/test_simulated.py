@@ -79,7 +79,6 @@ def test_of_two_faults_of_any_kind_no_innocent_is_blamed(seed: int, kinds: tuple
     assert outcome is None or outcome.verdict != "innocent", outcome
 
 
-@pytest.mark.xfail(strict=True, reason="a broadcast that all but one have finished hides the call in which they wait")
 def test_a_rank_that_did_not_come_to_a_broadcast_that_waited_for_nobody_is_seen() -> None:
     """The source and those behind it in gloo's tree go on; they wait in the next call (a third of simulated jobs are so)."""
     spread, total = Op("broadcast", line=11, root=0), Op(line=12)
@@ -90,7 +89,6 @@ def test_a_rank_that_did_not_come_to_a_broadcast_that_waited_for_nobody_is_seen(
     assert (gone.cause, gone.culprit_ranks) == (Cause.EXITED_EARLY, (3,))
 
 
-@pytest.mark.xfail(strict=True, reason="the one that waits is blamed for standing still after the work, which is not done")
 def test_a_rank_that_waits_behind_such_a_broadcast_has_not_done_its_work() -> None:
     """Found in simulated jobs of two ranks, of which one exits too early."""
     spread = Op("broadcast", line=11, root=0)
