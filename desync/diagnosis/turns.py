@@ -77,7 +77,7 @@ def _calls_from(trace: Trace, site: CallSite | None, until: Operation | None) ->
 
 
 def same_loop(suspect: Suspect) -> bool | None:
-    """Whether suspect and witness are in the same loop of the same function; None where the source does not tell."""
+    """Whether the suspect is in the (innermost) loop of the witness, in one function; None where the source does not tell."""
     if suspect.own is None or suspect.own.call.site is None or suspect.theirs.call.site is None:
         return None
     theirs = {(frame.file, frame.function): frame.line for frame in suspect.theirs.call.site.frames}
@@ -88,7 +88,8 @@ def same_loop(suspect: Suspect) -> bool | None:
         around = [(first, last) for first, last in loops if first <= line <= last]
         if not around:
             continue  # the loop, if there is one, is in a caller
-        return any(first <= frame.line <= last for first, last in around)
+        first, last = max(around)
+        return first <= frame.line <= last
     return None
 
 
