@@ -36,8 +36,9 @@ demo: $(READY)
 	@echo; echo "What 'desync report' says of this run:"; echo
 	@$(BIN)/desync report
 
+# Two at a time, for the jobs of the tests spend much of their time waiting; a file's tests share its jobs and stay together.
 test: $(READY) browser
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 # The tests of report.html look at it in Chromium.  Where it can be installed without asking (root, on Debian) it is;
 # elsewhere those tests are skipped, and say so.

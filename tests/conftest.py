@@ -45,6 +45,13 @@ class Finished:
 RunCommand = Callable[..., Finished]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file share its jobs, and stay together where several run side by side; the pages of docs/ share none."""
+    for item in items:
+        if item.path.name != "test_docs.py":
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def test_marker() -> Iterator[str]:
     """Mark the environment of everything that this test run starts, so that it is found even when it has left the tree."""
