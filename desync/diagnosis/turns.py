@@ -88,8 +88,9 @@ def same_loop(suspect: Suspect) -> bool | None:
         around = [(first, last) for first, last in loops if first <= line <= last]
         if not around:
             continue  # the loop, if there is one, is in a caller
-        first, last = max(around)
-        return first <= frame.line <= last
+        # A rank whose data has ended has rightly left the loop over it; a loop around that one it may still be in.
+        over = suspect.at.loader_exhausted
+        return any(first <= frame.line <= last for first, last in (around if over else [max(around)]))
     return None
 
 

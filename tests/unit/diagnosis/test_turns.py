@@ -40,3 +40,23 @@ def test_a_turn_that_is_over_without_its_backward_is_one() -> None:
     one = trace(0, here, world=3, marks=over, progress=progress(batches=5, forwards=5, backwards=4, passes=(5,)))
     (finding,) = diagnose(job(one, *others)).findings
     assert (finding.cause, finding.culprit_ranks) == (Cause.SKIPPED_COLLECTIVE, (0,))
+
+
+def test_a_call_after_a_pass_over_the_data_is_made_in_the_loop_around_it() -> None:
+    """As in fault_scenarios/rank_only_branch.py: batches in epochs, and a collective after each epoch on one rank."""
+    passed = [each for number in range(TURNS) for each in turn(number)] + [mark(MarkKind.EXHAUSTED, TURNS, value=TURNS)]
+    others = [
+        trace(
+            rank,
+            buckets(TURNS + 1, pending=True),
+            world=3,
+            marks=(*passed, *turn(TURNS)),
+            progress=progress(batches=TURNS + 1, forwards=TURNS + 1, backwards=TURNS + 1, passes=(TURNS,)),
+        )
+        for rank in (1, 2)
+    ]
+    here = [*buckets(TURNS, pending=False), Op("all_gather", line=30, done=False)]
+    counted = progress(batches=TURNS, forwards=TURNS, backwards=TURNS, passes=(TURNS,))
+    saves = trace(0, here, world=3, marks=tuple(passed), progress=counted)
+    (finding,) = diagnose(job(saves, *others, loops={"train.py": ((5, 40), (8, 20))})).findings
+    assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (0,))
