@@ -77,7 +77,7 @@ def _calls_from(trace: Trace, site: CallSite | None, until: Operation | None) ->
 
 
 def same_loop(suspect: Suspect) -> bool | None:
-    """Whether the suspect is in the (innermost) loop of the witness, in one function; None where the source does not tell."""
+    """Whether suspect and witness are in the same loop of the same function; None where the source does not tell."""
     if suspect.own is None or suspect.own.call.site is None or suspect.theirs.call.site is None:
         return None
     theirs = {(frame.file, frame.function): frame.line for frame in suspect.theirs.call.site.frames}
@@ -88,9 +88,8 @@ def same_loop(suspect: Suspect) -> bool | None:
         around = [(first, last) for first, last in loops if first <= line <= last]
         if not around:
             continue  # the loop, if there is one, is in a caller
-        # A rank whose data has ended has rightly left the loop over it; a loop around that one it may still be in.
-        over = suspect.at.loader_exhausted
-        return any(first <= frame.line <= last for first, last in (around if over else [max(around)]))
+        # Of nested loops, any: behind the inner one a rank may rightly be, where its turn of the outer one goes on.
+        return any(first <= frame.line <= last for first, last in around)
     return None
 
 

@@ -60,3 +60,17 @@ def test_a_call_after_a_pass_over_the_data_is_made_in_the_loop_around_it() -> No
     saves = trace(0, here, world=3, marks=tuple(passed), progress=counted)
     (finding,) = diagnose(job(saves, *others, loops={"train.py": ((5, 40), (8, 20))})).findings
     assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (0,))
+
+
+def test_without_marks_of_data_a_call_behind_the_inner_loop_is_made_in_the_outer_one() -> None:
+    """As in fault_scenarios/evaluation_on_one_rank.py: steps in epochs, without a loader."""
+    steps = [mark(MarkKind.BACKWARD, number) for number in range(TURNS)]
+    counted = progress(backwards=TURNS + 1)
+    others = [
+        trace(rank, buckets(TURNS + 1, pending=True), world=3, marks=(*steps, mark(MarkKind.BACKWARD, TURNS)), progress=counted)
+        for rank in (1, 2)
+    ]
+    here = [*buckets(TURNS, pending=False), Op("broadcast", line=30, done=False)]
+    evaluates = trace(0, here, world=3, marks=tuple(steps), progress=progress(backwards=TURNS))
+    (finding,) = diagnose(job(evaluates, *others, loops={"train.py": ((5, 40), (8, 20))})).findings
+    assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (0,))
