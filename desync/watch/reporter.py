@@ -60,11 +60,14 @@ class Reporter:
             return
         self._shown = key
         self.voice.clear()
-        with contextlib.suppress(OSError):
-            console = Console(file=sys.stderr, soft_wrap=False)
+        console = Console(file=sys.stderr, soft_wrap=False)
+        # Written by ourselves: where nobody reads any more, rich would end the process, and with it the watch over the job.
+        with console.capture() as captured:
             render(report, console)
-            if self.annotate and (line := annotation(report)):
-                print(line, file=sys.stderr, flush=True)
+        line = annotation(report) if self.annotate else None
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(captured.get() + (f"{line}\n" if line else ""))
+            sys.stderr.flush()
         page = self._write_page(report) or self.path
         if verdict.status is Status.HANG and report.job.ended is None and not self.kill:
             self.voice.say(f"the job is left as it is, Ctrl-C ends it; the report so far: {page}", limit=1000)

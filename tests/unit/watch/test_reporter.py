@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import stat
+import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -30,6 +32,21 @@ def test_every_run_leaves_a_page_beside_its_report(reporter: Reporter, capsys: p
     assert "Nothing is wrong" in page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert str(page) in capsys.readouterr().err.splitlines()[-1]
+
+
+class Nobody(io.StringIO):
+    """Standard error after its reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_watch_goes_on_when_nobody_reads_what_it_says(reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Nobody())
+
+    reporter.show(samples.uneven_inputs().report())
+
+    assert reporter.path.with_name("report.html").exists()
 
 
 def test_a_finding_is_annotated_once_and_nothing_is_where_nobody_asked(
