@@ -60,14 +60,10 @@ class Reporter:
             return
         self._shown = key
         self.voice.clear()
-        console = Console(file=sys.stderr, soft_wrap=False)
-        # Written by ourselves: where nobody reads any more, rich would end the process, and with it the watch over the job.
-        with console.capture() as captured:
-            render(report, console)
-        line = annotation(report) if self.annotate else None
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(captured.get() + (f"{line}\n" if line else ""))
-            sys.stderr.flush()
+            render(report, _Console(file=sys.stderr, soft_wrap=False))
+            if self.annotate and (line := annotation(report)):
+                print(line, file=sys.stderr, flush=True)
         page = self._write_page(report) or self.path
         if verdict.status is Status.HANG and report.job.ended is None and not self.kill:
             self.voice.say(f"the job is left as it is, Ctrl-C ends it; the report so far: {page}", limit=1000)
@@ -88,6 +84,14 @@ class Reporter:
         """The last line: what it was, and where everything is."""
         place = self._write_page(report) or self.path
         self.voice.say(f"{headline(report)}; report: {place}", limit=1000)
+
+
+class _Console(Console):
+    """A console whose reader may go: rich would end the process, and with it the watch over the job."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more."""
+        self.quiet = True
 
 
 def headline(report: Report) -> str:
