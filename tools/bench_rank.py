@@ -128,19 +128,19 @@ def empty_hook() -> Iterator[None]:
     from desync.recorder.operators import discover
 
     below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-    from torch.library import Library
+    from torch import library
 
-    library: Any = Library("c10d", "IMPL")
+    kernels: Any = library.Library("c10d", "IMPL")
 
     def make(overload: Any) -> Callable[..., Any]:
         return lambda keyset, *arguments: overload.redispatch(keyset & below, *arguments)
 
     for operator in discover():
-        library.impl(operator.name, make(operator.overload), "BackendSelect", with_keyset=True)
+        kernels.impl(operator.name, make(operator.overload), "BackendSelect", with_keyset=True)
     try:
         yield
     finally:
-        library._destroy()
+        kernels._destroy()
 
 
 def connect(options: argparse.Namespace) -> None:

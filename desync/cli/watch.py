@@ -15,8 +15,6 @@ HELP = "run a launch line, and say which rank, which collective and which line o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options; everything from the command on belongs to the command."""
-    from desync.watch.environment import NCCL_DEBUG_LEVELS, TORCH_DEBUG_LEVELS
-
     parser.usage = "desync watch [options] [--] COMMAND…"
     parser.add_argument(
         "--run-dir", metavar="DIR", type=Path, help="where to leave everything (default: desync-runs/<time>-<command>)"
@@ -34,6 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="report",
         help="what to do with a job that hangs (default: report, and let it be)",
     )
+    _add_levels(parser)
+    annotate = "write a finding as an annotation for GitHub, at the line of code (default: where GITHUB_ACTIONS or CI is set)"
+    parser.add_argument("--annotate", action=argparse.BooleanOptionalAction, help=annotate)
+    parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the launch line, as without desync")
+
+
+def _add_levels(parser: argparse.ArgumentParser) -> None:
+    """How much torch and NCCL say of themselves."""
+    from desync.watch.environment import NCCL_DEBUG_LEVELS, TORCH_DEBUG_LEVELS
+
     parser.add_argument(
         "--torch-debug",
         metavar="LEVEL",
@@ -53,9 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep torch's own check around each collective (slow, and it crashes DDP on gloo)",
     )
-    annotate = "write a finding as an annotation for GitHub, at the line of code (default: where GITHUB_ACTIONS or CI is set)"
-    parser.add_argument("--annotate", action=argparse.BooleanOptionalAction, help=annotate)
-    parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the launch line, as without desync")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,15 +21,16 @@ class Position:
     """Batches of the pass that is going on; None outside of one (or where its marks were lost)."""
     last: Mark | None
     """The newest mark of progress before the point."""
-    in_turn: bool
-    """Whether the newest batch has neither had a backward nor been left behind: its turn of the loop may still be going on."""
-    in_forward: bool
-    """Whether that turn has come to its forward."""
+    turn: MarkKind | None
+    """What has happened in the turn that is going on: a batch was fetched (FETCH), or also a forward was run (FORWARD).
+
+    None outside of one: the newest batch has had its backward, or was left behind.
+    """
 
     @property
     def left_out(self) -> int:
         """Batches whose turn is over and that had no backward (those of a validation among them)."""
-        return self.batches - self.in_turn - self.backwards
+        return self.batches - (self.turn is not None) - self.backwards
 
     @property
     def loader_exhausted(self) -> bool:
@@ -60,7 +61,6 @@ def position(trace: Trace, before: Operation | None = None) -> Position:
 
     ended = sum(1 for mark in later if mark.kind is MarkKind.EXHAUSTED)
     passes = progress.passes[: len(progress.passes) - ended] if ended else progress.passes
-    turn = _turn(past)
     return Position(
         batches=so_far(progress.batches, MarkKind.FETCH),
         forwards=so_far(progress.forwards, MarkKind.FORWARD),
@@ -69,13 +69,11 @@ def position(trace: Trace, before: Operation | None = None) -> Position:
         passes=passes,
         fetched=_fetched(past),
         last=past[-1] if past else None,
-        in_turn=turn is not None,
-        in_forward=turn is MarkKind.FORWARD,
+        turn=_turn(past),
     )
 
 
 def _turn(past: list[Mark]) -> MarkKind | None:
-    """What has happened in the turn that is going on: a batch was fetched, or also a forward was run; None outside of one."""
     kinds = (MarkKind.FETCH, MarkKind.FORWARD, MarkKind.BACKWARD, MarkKind.STEP, MarkKind.EXHAUSTED)
     newest = next((mark for mark in reversed(past) if mark.kind in kinds), None)
     if newest is None or (newest.kind is MarkKind.FETCH and newest.left is None):

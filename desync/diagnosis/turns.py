@@ -41,7 +41,7 @@ def left_loop_early(suspect: Suspect) -> Explanation | None:
     if not behind or (at.loader_exhausted and passes <= len(at.passes)) or not _left_the_loop(suspect):
         return None
     told = same_loop(suspect) is not None
-    if not told and suspect.own is not None and at.in_forward:
+    if not told and suspect.own is not None and at.turn is MarkKind.FORWARD:
         return None  # nothing says that it is behind the loop: it may be about to run the backward of this turn
     steps = at.backwards or at.batches
     return Explanation(

@@ -61,10 +61,10 @@ class Hook:
 
     def install(self) -> None:
         """Put the kernels into the dispatcher."""
-        from torch.library import Library
+        from torch import library
 
-        library: Any = Library  # untyped in torch
-        self._library = library("c10d", "IMPL")
+        fragment: Any = library.Library  # untyped in torch
+        self._library = fragment("c10d", "IMPL")
         for name, kernel in self._kernels:
             try:
                 self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
