@@ -32,7 +32,7 @@ TORCH_ALLOWED = ("desync.recorder", "desync.watch.nodes")
 IMPURE = {"os", "io", "pathlib", "time", "datetime", "random", "subprocess", "socket", "threading", "sys", "shutil", "tempfile"}
 
 FILE_LINES = 450
-FUNCTION_LINES = 45
+FUNCTION_LINES = 40
 LONGER_FUNCTIONS = {
     "desync/recorder/hook.py make_recorder": "the path of every operation: each call that is split off costs every operation",
 }
