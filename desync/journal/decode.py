@@ -206,7 +206,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 class TraceBuilder:
-    """Collects the records of one journal into a trace."""
+    """Makes a trace of what one journal holds."""
 
     def __init__(
         self, header: array[int], heap: Heap, wall: Callable[[int], int], node: str | None
@@ -215,20 +215,12 @@ class TraceBuilder:
         self._heap = heap
         self._wall = wall
         self._node = node
-        self._records: list[Record] = []
 
-    def add_records(self, records: Iterable[Record]) -> int:
-        """Take the sound records; returns how many of those that the ring still holds were torn."""
-        self._records = list(records)
-        newest = self._header[Header.RECORDS]
-        held = min(newest, self._header[Header.SLOTS])
-        return max(0, held - len(self._records))
-
-    def build(self, torn: int) -> Trace:
-        """The trace."""
+    def build(self, records: Iterable[Record], torn: int) -> Trace:
+        """The trace of these records, beside which so many were torn."""
         header = self._header
         operations, marks = [], []
-        for record in self._records:
+        for record in records:
             if record[Field.TYPE] & 0xFF == RecordType.OPERATION:
                 operations.append(record)
             elif record[Field.TYPE] & 0xFF in _MARKS:

@@ -13,7 +13,6 @@ import stat
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -176,14 +175,16 @@ class JournalReader:
         """All that the journal says now; None while its rank is not known."""
         if self._word(Header.RANK) <= 0:
             return None
-        # Copied in one piece before anything is looked at: the rank may go on writing.  What records refer to is in the heap
-        # before them, so that it is read after them.
-        words = array("q", self.content())
+        # The rank may go on writing while its ring is copied, so that the end of a record can be seen without its middle.  A
+        # record's last word is written last: where a first copy has it, a second one has all of the record.
+        earlier, words = array("q", self.content()), array("q", self.content())
+        # What records refer to is in the heap before them, so that it is read after them.
         self._read_heap(array("q", self._map[:HEADER_BYTES]))
-        header, ring = words[: HEADER_BYTES // WORD], words[HEADER_BYTES // WORD :]
+        header = words[: HEADER_BYTES // WORD]
         builder = TraceBuilder(header, self._heap, self.wall, node)
-        torn = builder.add_records(_records(ring, self.slots, header[Header.RECORDS]))
-        return builder.build(torn)
+        rings = earlier[HEADER_BYTES // WORD :], words[HEADER_BYTES // WORD :]
+        records, torn = _records(*rings, self.slots, earlier[Header.RECORDS])
+        return builder.build(records, torn)
 
     def info(self) -> dict[str, Any]:
         """What the recorder said of its surroundings (torch's version, node)."""
@@ -213,22 +214,32 @@ def _parse(data: bytes) -> tuple[str, Any] | None:
     return None
 
 
-def _records(ring: array[int], slots: int, newest: int) -> Iterator[Record]:
-    """The records in the order in which they were entered; those torn or overwritten meanwhile are left out."""
+def _records(earlier: array[int], ring: array[int], slots: int, newest: int) -> tuple[list[Record], int]:
+    """The records in the order in which they were entered, and how many of them are torn.
+
+    Those that a ring copied ``earlier`` has not whole are torn.  Those that were overwritten meanwhile, and those before them,
+    are no longer in the ring.
+    """
     newest = max(newest, 0)
     # The rank may have been killed between the record and the header's word for it.
-    while ring[(newest + 1) % slots * RECORD_WORDS] == newest + 1:
+    while all(copy[(newest + 1) % slots * RECORD_WORDS] == newest + 1 for copy in (earlier, ring)):
         newest += 1
     oldest = max(1, newest - slots + 1)
+    columns, before = (_columns(copy, oldest, newest, slots) for copy in (ring, earlier))
+    expected = range(oldest, newest + 1)
+    ends = list(zip(columns[Field.SERIAL], columns[Field.CHECK], before[Field.SERIAL], before[Field.CHECK], strict=True))
+    sound = [serials == (want,) * 4 for serials, want in zip(ends, expected, strict=True)]
+    overwritten = [serial > newest and (serial - want) % slots == 0 for (serial, *_), want in zip(ends, expected, strict=True)]
+    first = max((place + 1 for place, newer in enumerate(overwritten) if newer), default=0)
+    kept = list(zip(*(compress(column[first:], sound[first:]) for column in columns), strict=True))
+    return kept, len(sound) - first - len(kept)
+
+
+def _columns(ring: array[int], oldest: int, newest: int, slots: int) -> list[array[int]]:
+    """Each word of the records from the ``oldest`` to the ``newest``, in their order."""
     begin = oldest % slots * RECORD_WORDS
     ordered = (ring[begin:] + ring[:begin])[: (newest - oldest + 1) * RECORD_WORDS]
-    columns = [ordered[word::RECORD_WORDS] for word in range(RECORD_WORDS)]
-    expected = range(oldest, newest + 1)
-    sound = [
-        serial == want == check
-        for serial, want, check in zip(columns[Field.SERIAL], expected, columns[Field.CHECK], strict=True)
-    ]
-    return zip(*(compress(column, sound) for column in columns), strict=True)
+    return [ordered[word::RECORD_WORDS] for word in range(RECORD_WORDS)]
 
 
 def _refused(path: str, why: str) -> JournalError:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from desync.journal.layout import HEADER_BYTES, RECORD_WORDS, WORD, Field
 from desync.journal.reader import JournalReader
 from desync.model import Trace
 from tests.conftest import ROOT
+from tests.unit.journal.journals import SLOTS, enter, new_writer
 
 WRITER = """
 import sys
+from collections.abc import Callable
 from desync.journal.layout import Flag, RecordType
 from desync.journal.writer import JournalWriter
 
@@ -66,3 +70,61 @@ def test_rows_read_while_they_are_written_are_whole(tmp_path: Path) -> None:
     assert check(trace) >= seen[-1]
     assert len(trace.operations) + len(trace.marks) >= 4095
     reader.close()
+
+
+class Interrupted(JournalReader):
+    """A reader whose rank goes on while the ring is copied: before each copy, ``meanwhile`` says what has happened."""
+
+    def __init__(self, path: str, meanwhile: list[Callable[[bytes], bytes]]) -> None:
+        super().__init__(path)
+        self.meanwhile = meanwhile
+
+    def content(self) -> bytes:
+        copied = super().content()
+        return self.meanwhile.pop(0)(copied) if self.meanwhile else copied
+
+
+def test_a_record_whose_end_was_copied_without_its_middle_is_taken_whole(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "j")
+    for seq in range(1, 5):
+        enter(writer, seq)
+
+    def half_written(copied: bytes) -> bytes:
+        at = HEADER_BYTES + 4 * RECORD_WORDS * WORD
+        return copied[: at + Field.CALL * WORD] + bytes((Field.CHECK - Field.CALL) * WORD) + copied[at + Field.CHECK * WORD :]
+
+    trace = Interrupted(str(tmp_path / "j"), [half_written]).trace()
+    assert trace is not None
+    assert [(row.seq, row.call.op) for row in trace.operations.rows(3)] == [(seq, "all_reduce") for seq in range(1, 5)]
+
+
+def test_what_was_entered_between_the_copies_waits_for_the_next_look(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "j")
+    enter(writer, 1)
+
+    def then_one_more(copied: bytes) -> bytes:
+        enter(writer, 2)
+        return copied
+
+    reader = Interrupted(str(tmp_path / "j"), [then_one_more])
+    for seen in (1, 2):
+        trace = reader.trace()
+        assert trace is not None
+        assert (len(trace.operations), trace.notes) == (seen, ())
+
+
+def test_a_ring_that_was_overwritten_behind_the_copy_has_lost_its_beginning_and_no_middle(tmp_path: Path) -> None:
+    """The copy stood still inside the ring while the rank went past it."""
+    writer = new_writer(tmp_path / "j")
+    for seq in range(1, SLOTS):
+        enter(writer, seq)
+
+    def stood_still(copied: bytes) -> bytes:
+        for seq in range(SLOTS, SLOTS + 6):
+            enter(writer, seq)
+        halfway = HEADER_BYTES + 4 * RECORD_WORDS * WORD
+        return copied[:halfway] + (tmp_path / "j").read_bytes()[halfway : len(copied)]
+
+    trace = Interrupted(str(tmp_path / "j"), [lambda copied: copied, stood_still]).trace()
+    assert trace is not None
+    assert ([row.seq for row in trace.operations.rows(3)], trace.dropped, trace.notes) == ([6, 7], 5, ())
