@@ -86,30 +86,38 @@ def skipped_collective(suspect: Suspect) -> Explanation | None:
     own, theirs = suspect.own.call.site, suspect.theirs.call.site
     if own is None or theirs is None or own not in suspect.sites(suspect.witness.rank):
         return None
+    in_the_dark = suspect.unmarked and suspect.theirs.call.bucket is not None
     return Explanation(
         Cause.SKIPPED_COLLECTIVE,
-        Certainty.PROVEN,
+        Certainty.LIKELY if in_the_dark else Certainty.PROVEN,
         f"left out {called(suspect.theirs)} of {place(theirs)} and went on to {suspect.own.call.op} at {place(own)}",
         evidence=(
             f"{named([suspect.witness.rank])} also comes to {place(own)}; {named([suspect.rank])} came there too early",
             *([_OR_ORDER] if suspect.own.pending else []),
+            *([_OR_NO_GRADIENT] if in_the_dark else []),
         ),
     )
 
 
 _OR_ORDER = "it is held there: whether it would have made the other call afterwards, in another order, cannot be seen"
+_OR_NO_GRADIENT = "nothing tells of its backward: whether that ended without a gradient for the bucket cannot be seen"
+_OR_LATER = "nothing tells how far the ranks had come: whether the others would have come there later cannot be seen"
 
 
 def rank_only_collective(suspect: Suspect) -> Explanation | None:
     """It makes a call that the others do not make."""
     if suspect.own is None or same_call(suspect):
         return None
-    own = suspect.own.call
+    own, waiting = suspect.own.call, named(suspect.waiting)
+    in_the_dark = suspect.unmarked and own.site not in suspect.sites(suspect.witness.rank)
     return Explanation(
         Cause.RANK_ONLY_COLLECTIVE,
-        Certainty.PROVEN,
+        Certainty.LIKELY if in_the_dark else Certainty.PROVEN,
         f"called {called(suspect.own)} at {place(own.site)}, which the others did not call",
-        evidence=(f"{named(suspect.waiting)} called {called(suspect.theirs)} at {place(suspect.theirs.call.site)} instead",),
+        evidence=(
+            f"{waiting} called {called(suspect.theirs)} at {place(suspect.theirs.call.site)} instead",
+            *([_OR_LATER] if in_the_dark else []),
+        ),
     )
 
 

@@ -56,6 +56,11 @@ class Suspect:
         return self.evidence.activities.get(self.rank)
 
     @property
+    def unmarked(self) -> bool:
+        """Whether no mark of the suspect or of the witness is known: only the order of their calls can tell of their ways."""
+        return not self.trace.marks and not self.witness.marks
+
+    @property
     def gone(self) -> bool:
         """Whether it has ended (and not merely raised)."""
         return self.ending is not None and self.ending.manner is not Manner.HOLDING
