@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs every scenario several times under ``desync watch`` and prints a Markdown table of the verdicts and of their times.
 
-    scenario_table.py [--repeat 10] [--run-dir DIR] [--out FILE] [NAME ...]
+    scenario_table.py [--repeat 10] [--at-once 1] [--run-dir DIR] [--out FILE] [NAME ...]
 
 The scenarios take turns, so that a busy minute of the machine does not fall on one of them alone.  "detected" is the time from
 the moment at which the ranks parted to the verdict, "stacks" from there to the last stack, both as the report has them: the
@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", metavar="NAME", nargs="*", help="scenarios of 'desync scenarios list' (default: all)")
     parser.add_argument("--repeat", type=int, default=10, help="runs of each (default: 10)")
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side (default: 1)")
     parser.add_argument("--run-dir", type=Path, help="folder for the runs (default: a new temporary one)")
     parser.add_argument("--out", type=Path, help="file for the table, written anew after each round (default: standard output)")
     options = parser.parse_args(arguments)
@@ -39,25 +41,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [known[name] for name in options.names] or list(SCENARIOS)
     folder = options.run_dir or Path(tempfile.mkdtemp(prefix="desync-scenarios-"))
     outcomes: dict[str, list[Outcome]] = {scenario.name: [] for scenario in chosen}
-    for turn in range(1, options.repeat + 1):
-        for scenario in chosen:
-            outcome = run(scenario, folder / f"{scenario.name}-{turn}")
-            outcomes[scenario.name].append(outcome)
-            print(f"{scenario.name} {turn}: {'as expected' if outcome.as_expected else 'NOT as expected'}", file=sys.stderr)
-        if options.out is not None:
-            options.out.write_text(table(chosen, outcomes), encoding="utf-8")
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for turn in range(1, options.repeat + 1):
+            for outcome in pool.map(lambda scenario, turn=turn: run(scenario, folder / f"{scenario.name}-{turn}"), chosen):
+                name = outcome.scenario.name
+                outcomes[name].append(outcome)
+                print(f"{name} {turn}: {'as expected' if outcome.as_expected else 'NOT as expected'}", file=sys.stderr)
+            if options.out is not None:
+                options.out.write_text(table(chosen, outcomes, options.at_once), encoding="utf-8")
     if options.out is None:
-        print(table(chosen, outcomes), end="")
+        print(table(chosen, outcomes, options.at_once), end="")
     return 0 if all(outcome.as_expected for runs in outcomes.values() for outcome in runs) else 1
 
 
-def table(scenarios: Iterable[Scenario], outcomes: dict[str, list[Outcome]]) -> str:
+def table(scenarios: Iterable[Scenario], outcomes: dict[str, list[Outcome]], at_once: int) -> str:
     """The runs so far as Markdown."""
     runs = [outcome for each in outcomes.values() for outcome in each]
     good = sum(outcome.as_expected for outcome in runs)
     load = os.getloadavg()[0]
     lines = [
-        f"{good} of {len(runs)} runs as expected; {os.cpu_count()} cores, load of the last minute at the end {load:.1f}",
+        f"{good} of {len(runs)} runs as expected; {at_once} at a time on {os.cpu_count()} cores, load at the end {load:.1f}",
         "",
         "| scenario | ranks | verdict | culprits | as expected | detected (s) | stacks (s) | whole run (s) |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

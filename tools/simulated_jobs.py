@@ -35,6 +35,10 @@ class Outcome:
     detail: str
 
 
+TURNS = (2, 6)
+"""Between so many and so many turns has the loop of a program, unless more are asked for."""
+
+
 def shows(simulator: Simulator, truth: Truth) -> bool:
     """Whether a fault came to pass and somebody noticed."""
     guilty = simulator.ranks[truth.rank or 0]
@@ -72,7 +76,7 @@ def judge(plan: Plan, diagnosis: Diagnosis, showed: list[Truth]) -> tuple[str, s
     return ("partly" if missed else "right"), words
 
 
-def played(seed: int, kinds: tuple[str, ...], turns: tuple[int, int] = (2, 6)) -> tuple[Simulator, random.Random] | None:
+def played(seed: int, kinds: tuple[str, ...], turns: tuple[int, int] = TURNS) -> tuple[Simulator, random.Random] | None:
     """A job with these faults, played to its end; None if its program has no place for them, or too few sound ranks.
 
     Of two faulty ranks among three, the third would be the odd one out.
@@ -89,9 +93,9 @@ def played(seed: int, kinds: tuple[str, ...], turns: tuple[int, int] = (2, 6)) -
     return simulator, rng
 
 
-def play(seed: int, kinds: tuple[str, ...], rings_cut: bool = True) -> Outcome | None:
+def play(seed: int, kinds: tuple[str, ...], rings_cut: bool = True, turns: tuple[int, int] = TURNS) -> Outcome | None:
     """One job: played, observed at its end or at a random point before, with whole rings or (some) cut ones, and judged."""
-    found = played(seed, kinds)
+    found = played(seed, kinds, turns)
     if found is None:
         return None
     simulator, rng = found
@@ -146,6 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--turns", type=int, nargs=2, default=TURNS, metavar=("LEAST", "MOST"), help="turns of a loop")
     parser.add_argument("--kind", action="append", choices=[*SHAPES, TWO_ENDS, TWO], help="only these (may be repeated)")
     parser.add_argument("--show", choices=COLUMNS, help="print the jobs with this outcome", default="innocent")
     arguments = parser.parse_args()
@@ -154,7 +159,7 @@ def main() -> int:
     while count < arguments.jobs:
         # Programs without a place for a fault are passed over, so that each kind gets its share of the jobs.
         shape = min(table, key=lambda each: table[each].total())
-        outcome = play(seed, kinds_of(shape, seed))
+        outcome = play(seed, kinds_of(shape, seed), turns=tuple(arguments.turns))
         seed += 1
         if outcome is None:
             continue
