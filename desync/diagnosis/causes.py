@@ -18,7 +18,7 @@ from desync.diagnosis.order import another_turn_of_one_line, order_mismatch
 from desync.diagnosis.suspect import Explanation, Suspect, same_call
 from desync.diagnosis.turns import left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
 from desync.diagnosis.words import called, counted, named, place
-from desync.model import Cause, Certainty, Motion, Operation
+from desync.model import Cause, Certainty, Mark, Motion, Operation
 
 Explain = Callable[[Suspect], Explanation | None]
 
@@ -51,7 +51,14 @@ def _backward_without_bucket(suspect: Suspect) -> bool:
         return False
     if suspect.own is not None and suspect.own.call.bucket is not None:
         return False
-    return suspect.at.backwards == suspect.witness_at.backwards
+    return suspect.at.backwards == suspect.witness_at.backwards and not _launched_in(backward, bucket, suspect)
+
+
+def _launched_in(backward: Mark, bucket: str, suspect: Suspect) -> bool:
+    """Whether a backward did launch a bucket: then it met that of an earlier backward of the others, and another is missing."""
+    first = max(0, backward.after - suspect.trace.dropped)
+    table = suspect.trace.operations
+    return any(table.calls[call].bucket == bucket for call in table.call[first:])
 
 
 def group_creation(suspect: Suspect) -> Explanation | None:
@@ -238,6 +245,11 @@ CAUSES: tuple[Explain, ...] = (
 )
 
 _SIDE = (own_end, caught_out_of_memory, unused_parameters, uneven_inputs, left_loop_early)
+
+
+def without_gradients(suspect: Suspect) -> Explanation | None:
+    """Its marks show that its backward is over, though it never reduced the bucket in which the others are."""
+    return unused_parameters(suspect) or more_no_sync(suspect)
 
 
 def side_causes(suspect: Suspect) -> bool:

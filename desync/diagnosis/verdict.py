@@ -15,7 +15,7 @@ from functools import lru_cache
 from desync.diagnosis import ambiguity, chains, cycles, pairing, rest, silent, structure, teardown
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
-from desync.diagnosis.causes import CAUSES, is_frozen, waited_long
+from desync.diagnosis.causes import CAUSES, is_frozen, waited_long, without_gradients
 from desync.diagnosis.endings import Ending, Manner, endings
 from desync.diagnosis.frontier import Parting, all_partings, divergence, together
 from desync.diagnosis.history import History
@@ -178,8 +178,18 @@ class Case:
         """The circles among the partings."""
         for parting in self.partings:
             if cycle := cycles.cycle_of(parting, self.held):
-                return [cycles.finding(cycle, self.history, self.board)]
+                return self._marked(cycle) or [cycles.finding(cycle, self.history, self.board)]
         return []
+
+    def _marked(self, cycle: tuple[Parting, ...]) -> list[Finding]:
+        """The finding for the one rank of a circle whose marks show that it is past what the others wait for."""
+        found = [
+            (parting, Fault(suspect, explanation))
+            for parting in cycle
+            for suspect in (self._suspect(parting, rank, parting.absent) for rank in parting.absent if self.held(rank))
+            if (explanation := without_gradients(suspect)) is not None
+        ]
+        return [self._finding(parting, [fault]) for parting, fault in found] if len(found) == 1 else []
 
     def _merged(self, parting: Parting, faults: list[Fault]) -> list[Finding]:
         """One finding for all suspects with the same cause."""
