@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 from desync.model import CallSite, Kind, Trace
 
@@ -33,9 +33,11 @@ class History:
         for row in range(max(0, stop - REACH), stop):
             call = table.calls[table.call[row]]
             if call.kind is Kind.COLLECTIVE and call.site is not None:
-                found.append((call.site, table.groups[table.group[row]]))
-        # The buckets of one backward come from one line; how many there are is not the order of the program.
-        return tuple(step for step, _ in groupby(found))
+                step = (call.site, table.groups[table.group[row]])
+                # The buckets of one backward come from one line; how many there are is not the order of the program.
+                if call.bucket is None or not found or found[-1] != step:
+                    found.append(step)
+        return tuple(found)
 
     def _pairs(self, rank: int) -> dict[Step, set[Step]]:
         """What a rank did after each of its steps."""
