@@ -174,7 +174,9 @@ def _inject(body: Body, programs: list[list[Do]], kind: str, rank: int, rng: ran
 
 def _skip(body: Body, program: list[Do], at: int, rank: int, rng: random.Random) -> Truth | None:
     do = program.pop(at)
-    return Truth(Cause.SKIPPED_COLLECTIVE, rank, do.line, at=at)
+    following = next((each for each in program[at:] if each.what == "collective"), do)
+    swapped = Cause.ORDER_MISMATCH if following.group == do.group else Cause.GROUP_ORDER_CYCLE
+    return Truth(Cause.SKIPPED_COLLECTIVE, rank, do.line, at=at, alike=swapped)
 
 
 def _extra(body: Body, program: list[Do], at: int, rank: int, rng: random.Random) -> Truth | None:

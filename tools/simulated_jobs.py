@@ -31,7 +31,8 @@ class Outcome:
     kinds: tuple[str, ...]
     seed: int
     verdict: str
-    """right, near (right rank, another cause), partly (one of two), unsure (nobody blamed), late (not to be seen), innocent."""
+    """right, alike (a cause that leaves the same records), near (right rank, another cause), partly (one of two), unsure
+    (nobody blamed), late (not to be seen), innocent."""
     detail: str
 
 
@@ -65,15 +66,12 @@ def judge(plan: Plan, diagnosis: Diagnosis, showed: list[Truth]) -> tuple[str, s
     if not blamed:
         return ("unsure" if showed else "late"), words
     missed = [truth for truth in showed if truth.rank not in blamed]
-    wrong = [
-        finding
-        for finding in diagnosis.findings
-        for rank in finding.culprit_ranks
-        if finding.cause not in (guilty[rank].cause, guilty[rank].alike)
-    ]
-    if wrong:
+    said = [(finding.cause, guilty[rank]) for finding in diagnosis.findings for rank in finding.culprit_ranks]
+    if any(cause not in (truth.cause, truth.alike) for cause, truth in said):
         return "near", words
-    return ("partly" if missed else "right"), words
+    if missed:
+        return "partly", words
+    return ("right" if all(cause is truth.cause for cause, truth in said) else "alike"), words
 
 
 def played(seed: int, kinds: tuple[str, ...], turns: tuple[int, int] = TURNS) -> tuple[Simulator, random.Random] | None:
@@ -114,16 +112,18 @@ def play(seed: int, kinds: tuple[str, ...], rings_cut: bool = True, turns: tuple
 
 
 def _as_it_shows(simulator: Simulator, truth: Truth) -> Truth:
-    """A truth without what it is alike only as long as its rank is held in its first wrong statement, if it came further."""
+    """A truth without what it is alike only as long as its rank is held in its first wrong call, if it came further."""
     rank = simulator.ranks[truth.rank] if truth.rank is not None else None
-    held = rank is not None and rank.blocked is not None and not rank.blocked.completed and rank.at == truth.at + 1
-    return truth if held else replace(truth, alike=None)
+    if rank is None or rank.blocked is None or rank.blocked.completed:
+        return replace(truth, alike=None)
+    calls = [do for do in rank.program[truth.at : rank.at - 1] if do.what not in ("mark", "wait", "pause")]
+    return replace(truth, alike=None) if calls else truth
 
 
 SHAPES: dict[str, tuple[str, ...]] = {"none": (), **{kind: (kind,) for kind in FAULTS}}
 """Jobs by the faults in them."""
 TWO_ENDS, TWO = "two ends", "any two"
-COLUMNS = ("right", "near", "partly", "unsure", "late", "innocent")
+COLUMNS = ("right", "alike", "near", "partly", "unsure", "late", "innocent")
 
 
 def kinds_of(shape: str, seed: int) -> tuple[str, ...]:
@@ -135,12 +135,12 @@ def kinds_of(shape: str, seed: int) -> tuple[str, ...]:
 
 def render(table: dict[str, Counter[str]]) -> str:
     """What came of the jobs, as Markdown: a share of those that could be seen, and numbers."""
-    lines = [f"| fault | jobs | {' | '.join(COLUMNS)} | right of those that show |", f"|---|{'---:|' * (len(COLUMNS) + 2)}"]
+    lines = [f"| fault | jobs | {' | '.join(COLUMNS)} | right | right or alike |", f"|---|{'---:|' * (len(COLUMNS) + 3)}"]
     total: Counter[str] = sum(table.values(), Counter())
     for shape, counts in [*table.items(), ("all", total)]:
         seen = counts.total() - counts["late"]
-        share = f"{100 * counts['right'] / seen:.1f} %" if seen else ""
-        cells = [f"{counts.total():,}", *(f"{counts[column]:,}" for column in COLUMNS), share]
+        shares = [f"{100 * good / seen:.1f} %" if seen else "" for good in (counts["right"], counts["right"] + counts["alike"])]
+        cells = [f"{counts.total():,}", *(f"{counts[column]:,}" for column in COLUMNS), *shares]
         lines.append(f"| {shape} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

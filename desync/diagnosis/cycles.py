@@ -5,7 +5,7 @@ Two groups used in opposite order are the classic: each group alone shows a plai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board
@@ -14,6 +14,9 @@ from desync.diagnosis.history import History
 from desync.diagnosis.pairing import blame
 from desync.diagnosis.words import called, named, place, verb
 from desync.model import Cause, Certainty, Finding, Operation, Status
+
+MAX_LEFT_OUT = 4
+"""So many calls that a rank did not make are told."""
 
 Held = Callable[[int], Iterable[Parting]]
 """The partings that hold a rank up."""
@@ -38,7 +41,7 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
     strayed = _strayed(cycle, history)
     cause = _cause(cycle, strayed, history)
     culprits = strayed or _minority(cycle)
-    lines = tuple(line for operation, waits_for in links for line in [_line(operation, waits_for)])
+    lines = (*_ways(strayed, history), *(_line(operation, waits_for) for operation, waits_for in links))
     blocks = all(operation.call.is_async is False for operation, _ in links)
     if cause is Cause.P2P_MISMATCH and (found := blame(board, cycle)) is not None:
         # The circle is proven; who is to blame for it is not.
@@ -80,6 +83,16 @@ def _line(operation: Operation, waits_for: tuple[int, ...]) -> str:
         f"rank {operation.rank} is in {called(operation)} of {operation.group} at {place(operation.call.site)} "
         f"and waits for {named(waits_for)}"
     )
+
+
+def _ways(strayed: Iterable[int], history: History) -> Iterator[str]:
+    """What a rank left out that it had done every time before; or has not done yet, for it is held."""
+    for rank in strayed:
+        for site, group in history.left_out(rank)[:MAX_LEFT_OUT]:
+            yield (
+                f"rank {rank} did not first make the call of group {group} at {place(site)}, as it always had before: "
+                "it left it out, or would make it afterwards"
+            )
 
 
 def _cause(cycle: tuple[Parting, ...], strayed: tuple[int, ...], history: History) -> Cause:

@@ -30,13 +30,18 @@ class History:
         table = self._traces[rank].operations
         stop = len(table) if end is None else end + 1
         found: list[Step] = []
+        buckets: set[str] = set()
         for row in range(max(0, stop - REACH), stop):
             call = table.calls[table.call[row]]
-            if call.kind is Kind.COLLECTIVE and call.site is not None:
-                step = (call.site, table.groups[table.group[row]])
-                # The buckets of one backward come from one line; how many there are is not the order of the program.
-                if call.bucket is None or not found or found[-1] != step:
-                    found.append(step)
+            if call.kind is not Kind.COLLECTIVE or call.site is None:
+                continue
+            step = (call.site, table.groups[table.group[row]])
+            # The buckets of one backward come from one line; how many there are is not the order of the program.
+            if call.bucket is None or call.bucket in buckets or found[-1:] != [step]:
+                found.append(step)
+                buckets.clear()
+            if call.bucket is not None:
+                buckets.add(call.bucket)
         return tuple(found)
 
     def _pairs(self, rank: int) -> dict[Step, set[Step]]:
@@ -63,24 +68,33 @@ class History:
         """Whether a call is not what the rank, or any peer that can be asked, does after the call before it.
 
         The call is the one in row ``at`` of the rank's table; without it, the rank's newest.  Only peers that are members of
-        the call's group are asked, for the others leave it out by right; and one peer against one rank proves nothing.
+        the groups of the call and of what was expected are asked, for the others leave these out by right; and one peer against
+        one rank proves nothing.
         """
         steps = self._steps(rank, at)
         if len(steps) < 2:
             return False
         before, call = steps[-2], steps[-1]
         expected = {after for one, after in pairwise(steps[:-1]) if one == before}
-        votes = self._votes(rank, before, call)
+        votes = self._votes(rank, before, {call[1], *(group for _, group in expected)})
         if len(votes) > 1:
             expected |= set().union(*votes)
         return bool(expected) and call not in expected and not any(call in vote for vote in votes)
 
-    def _votes(self, rank: int, before: Step, call: Step) -> list[set[Step]]:
-        """What each peer that may make the call did after ``before``, as far as the rank is a member there."""
+    def left_out(self, rank: int) -> tuple[Step, ...]:
+        """What the rank always did between its last two calls, as it did the last time that it made both; empty if nothing."""
+        *past, before, call = self._steps(rank)
+        for start in range(len(past) - 1, -1, -1):
+            if past[start] == before and call in (between := past[start + 1 :]):
+                return tuple(between[: between.index(call)])
+        return ()
+
+    def _votes(self, rank: int, before: Step, groups: set[str]) -> list[set[Step]]:
+        """What each peer that is a member of the groups did after ``before``, as far as the rank is a member there."""
         own_groups = self._traces[rank].groups
         votes = []
         for peer, trace in list(self._traces.items())[:PEERS]:
-            if peer != rank and call[1] in trace.groups:
+            if peer != rank and groups <= trace.groups.keys():
                 after = {two for two in self._follows(peer).get(before, ()) if two[1] in own_groups}
                 if after:
                     votes.append(after)

@@ -125,7 +125,8 @@ def test_a_judge_who_could_not_condemn_would_prove_nothing() -> None:
 
 
 def test_the_table_counts_every_job_once() -> None:
-    table = {"kill": Counter(right=3, late=1), "none": Counter(right=2)}
+    table = {"kill": Counter(right=3, late=1), "none": Counter(right=2), "skip": Counter(right=1, alike=2, near=1)}
     lines = render(table).splitlines()
-    assert lines[2] == "| kill | 4 | 3 | 0 | 0 | 0 | 1 | 0 | 100.0 % |"
-    assert lines[-1].startswith("| all | 6 | 5 |")
+    assert lines[2] == "| kill | 4 | 3 | 0 | 0 | 0 | 0 | 1 | 0 | 100.0 % | 100.0 % |"
+    assert lines[-1].startswith("| all | 10 | 6 | 2 | 1 |")
+    assert lines[4].endswith("| 25.0 % | 75.0 % |")
