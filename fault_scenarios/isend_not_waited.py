@@ -1,7 +1,8 @@
 """isend not waited for: rank 0 forgets the handle of its send, and with it the send.
 
-On gloo a send whose handle is gone may never be done, even though the sender goes on. Rank 1 waits in its recv, rank 0 at the
-barrier after it.
+On gloo a send whose handle is gone before the other side has come to its recv is never done, even though the sender goes on.
+Rank 1 has something to do first, as the next stage of a pipeline does; then it waits in its recv, and rank 0 at the barrier after
+it.
 
     torchrun --nproc-per-node 2 fault_scenarios/isend_not_waited.py
 """
@@ -20,6 +21,9 @@ def hand_on(values: Tensor) -> None:
     if dist.get_rank() == 0:
         dist.isend(values, dst=1)
     else:
+        work = torch.randn(1000, 1000, device=values.device)
+        for _ in range(8):
+            work = work @ work / 1000
         dist.recv(values, src=0)
 
 

@@ -11,25 +11,26 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-CHUNK = 4 << 20
+CHUNK = 1 << 20
 MAX_LINE = 64 << 10
 """A longer line is cut to this around its anchor."""
 
 ANCHORS: tuple[bytes, ...] = (
     b".cpp:",  # every line of torch's C++
     b" NCCL ",
-    b"Traceback (most",
+    b"Traceback (most recent call last)",
     b"Error: ",
     b"elastic",
-    b"store based",
+    b"in store based barrier",
     b"ut of memory",
-    b"Killed",
-    b"srun: ",
-    b"Setting OMP",
+    b"Killed process",
+    b"oom_kill event",
+    b"srun: error: ",
+    b"Setting OMP_NUM_THREADS",
     b"world_size",
 )
 """Short strings, one of which is in every line that :mod:`~desync.evidence.logs.patterns` understands (or in one shortly
-before it, for the lines of a block).  Each costs a pass over the file, so that there are few."""
+before it, for the lines of a block).  Each costs a pass over the file, so that there are few; a longer one is found faster."""
 
 _RUNNING = b"Running collective: "
 _FRAME = b"frame #"
