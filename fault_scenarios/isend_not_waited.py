@@ -1,8 +1,8 @@
 """isend not waited for: rank 0 forgets the handle of its send, and with it the send.
 
 On gloo a send whose handle is gone before the other side has come to its recv is never done, even though the sender goes on.
-Rank 1 has something to do first, as the next stage of a pipeline does; then it waits in its recv, and rank 0 at the barrier after
-it.
+Rank 1 has something to do first, as the next stage of a pipeline does; then it waits in its recv, and rank 0 at the barrier
+after it.
 
     torchrun --nproc-per-node 2 fault_scenarios/isend_not_waited.py
 """
