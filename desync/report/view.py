@@ -14,6 +14,7 @@ from desync.report.model import DivergenceEntry, FindingEntry, MergedStack, Plac
 from desync.report.text import SENTENCE, bounded, count, exit_phrase, place, ranks_phrase, seconds
 
 MAX_PLACES = 3
+MAX_FAULTS = 3
 WORTH_A_WORD_S = 2.0
 """A rank that kept the others waiting for less in one operation is an ordinary one."""
 
@@ -52,7 +53,20 @@ def facts(report: Report, base: str | None) -> list[Fact]:
     found += _more(_waiting(report, waiting[0]), waiting) if waiting else []
     if report.verdict.advice:
         found.append(Fact("what to change", (Part(bounded(report.verdict.advice, SENTENCE), strong=True),)))
-    return found
+    return found + _other_faults(report)
+
+
+def _other_faults(report: Report) -> list[Fact]:
+    """That there is more than the verdict: whoever mends only that would have a broken job again."""
+    others = [finding for finding in report.findings[1:] if finding.follows_from is None]
+    found = [Fact("another fault", _in_short(finding)) for finding in others[:MAX_FAULTS]]
+    left = len(others) - len(found)
+    return [*found, Fact("another fault", (Part(f"{left} more, see below"),))] if left else found
+
+
+def _in_short(finding: FindingEntry) -> tuple[Part, ...]:
+    who = f", {ranks_phrase(finding.culprit_ranks)}" if finding.culprit_ranks else ""
+    return Part(f"{finding.status.value}: "), Part(finding.cause.value, strong=True), Part(f"{who} (below)")
 
 
 def late_line(report: Report) -> str | None:

@@ -300,6 +300,13 @@ def exception() -> Sample:
     return Sample(evidence, diagnosis([first, second], dict.fromkeys(range(3), RankState.RAISED)), Timing(START, 0.3))
 
 
+def two_faults() -> Sample:
+    """A mismatch that stopped nobody, and a hang that has nothing to do with it."""
+    mismatch, hang = shape_mismatch(), uneven_inputs()
+    first = replace(mismatch.diagnosis.findings[0], status=Status.MISMATCH)
+    return replace(mismatch, diagnosis=diagnosis([first, hang.diagnosis.findings[0]], mismatch.diagnosis.states))
+
+
 def killed() -> Sample:
     """One rank of two nodes is killed from outside."""
     base = uneven_inputs()

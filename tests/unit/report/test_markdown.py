@@ -50,6 +50,11 @@ def test_a_long_report_keeps_what_matters_most() -> None:
     assert "3 ranks" in text.splitlines()[-1]
 
 
+def test_another_fault_is_named_under_the_verdict() -> None:
+    text = render_markdown(samples.two_faults().report(), base=PROJECT)
+    assert "- another fault: hang: `uneven_inputs`, rank 2 (below)\n" in text
+
+
 def private_report() -> samples.Report:
     base = samples.killed().report()
     said = (
