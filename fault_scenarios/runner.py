@@ -111,6 +111,8 @@ def compare(scenario: Scenario, report: Report, exit_status: int) -> Iterator[Ch
     yield Check("culprits", ranks_text(scenario.culprits), ranks_text(verdict.culprit_ranks))
     for cause, culprits in scenario.also:
         yield Check("also", _fault_text(cause, culprits), _told(report, cause))
+    if innocents := _blamed(report) - {*scenario.culprits, *(rank for _, ranks in scenario.also for rank in ranks)}:
+        yield Check("nobody else", MISSING, ranks_text(innocents))
     if scenario.says is not None:
         said = clean(verdict.summary)
         yield Check("sentence", scenario.says, scenario.says if scenario.says in said else said)
@@ -129,6 +131,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 def _fault_text(cause: Cause, culprits: Iterable[int]) -> str:
     return f"{cause.value}: {ranks_text(culprits)}"
+
+
+def _blamed(report: Report) -> set[int]:
+    """All ranks that any finding blames, also those that are said to follow from another."""
+    return {rank for finding in report.findings for rank in finding.culprit_ranks}
 
 
 def _told(report: Report, cause: Cause) -> str:

@@ -149,7 +149,7 @@ class Session:
     def _kill(self) -> None:
         self._killed_hung = True
         self.voice.say("ending the hung job (--on-hang kill)")
-        self.watchdog.add_note("desync ended the hung job (--on-hang kill): SIGTERM and SIGKILL are its own")
+        self.watchdog.told_to_end("desync ended the hung job (--on-hang kill): SIGTERM and SIGKILL are its own")
         self._end_tree()
 
     def _end_tree(self) -> None:
@@ -159,7 +159,7 @@ class Session:
         """Give the job a signal that came to the watcher; who ends a hung job wants to know where its ranks were."""
         if number in ENDING and not self._asked_to_end:
             self._asked_to_end = True
-            self.watchdog.add_note(f"the watcher was sent {number.name} and handed it on to the job")
+            self.watchdog.told_to_end(f"the watcher was sent {number.name} and handed it on to the job")
             self.watchdog.take_urgent_stacks()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.job.pid, number)

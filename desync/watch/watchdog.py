@@ -44,6 +44,7 @@ class Watchdog:
         self._closed: list[Outcome] = []
         self._notes: list[str] = []
         self._faults: set[int] = set()
+        self._told_to_end: int | None = None
         self._late: dict[tuple[tuple[int, ...], str, int], Finding] = {}
         """What was said of ranks that are late, by ranks, group and operation."""
 
@@ -228,7 +229,10 @@ class Watchdog:
         if live is None and diagnosis.status is Status.HEALTHY:
             evidence = self.observer.without_stacks(evidence)
         timing = live.timing if live else _timing(diagnosis)
-        self._closed.append(Outcome(evidence, joined(live.diagnosis, diagnosis) if live else diagnosis, timing))
+        self._closed.append(Outcome(evidence, self._last(live, diagnosis), timing))
+
+    def _last(self, live: Outcome | None, diagnosis: Diagnosis) -> Diagnosis:
+        return joined(live.diagnosis, diagnosis, self._told_to_end) if live else diagnosis
 
     def _write(self, outcome: Outcome) -> Report:
         return self.reporter.write(outcome.evidence, outcome.diagnosis, outcome.timing, tuple(self._notes))
@@ -236,6 +240,11 @@ class Watchdog:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+    def told_to_end(self, why: str) -> None:
+        """Say that the job is being ended from outside: what kills its ranks from now on is no fault of theirs."""
+        self._told_to_end = self._told_to_end or time.time_ns()
+        self._note(why)
 
     def add_note(self, text: str) -> None:
         """Something that the report has to say of the run."""

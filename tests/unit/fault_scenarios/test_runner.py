@@ -15,6 +15,7 @@ from desync.report.json_format import to_json
 from desync.report.model import (
     DivergenceEntry,
     ExceptionEntry,
+    FindingEntry,
     JobEntry,
     MergedStack,
     ProgressEntry,
@@ -82,6 +83,13 @@ def test_what_is_as_expected_and_what_is_not() -> None:
     assert failed(UNEVEN, make_report(UNEVEN, frames=(other_line,)), 3) == ["call site"]
     wrong = replace(good, verdict=replace(good.verdict, status=Status.CRASH, cause=Cause.UNKNOWN))
     assert failed(UNEVEN, wrong, 3) == ["status", "cause"]
+
+
+def test_no_finding_may_blame_anybody_else() -> None:
+    good = make_report(UNEVEN, frames=(_site(),))
+    follows = FindingEntry(Status.CRASH, Cause.KILLED, Certainty.PROVEN, (2,), "summary", "advice", (), follows_from=0)
+    assert failed(UNEVEN, replace(good, findings=(follows,)), 3) == []
+    assert failed(UNEVEN, replace(good, findings=(replace(follows, culprit_ranks=(0, 2)),)), 3) == ["nobody else"]
 
 
 def test_the_call_site_is_found_wherever_the_report_shows_the_culprit() -> None:
