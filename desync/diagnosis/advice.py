@@ -40,10 +40,10 @@ ADVICE: Mapping[Cause, str] = {
     Cause.GROUP_ORDER_CYCLE: "Use the groups in one order on all ranks, and one group for each thread.",
     Cause.GROUP_CREATION: "Create all groups on all ranks, in one order, also on ranks that are no members.",
     Cause.P2P_MISMATCH: "Pair each send with its recv; post both sides at once with batch_isend_irecv.",
-    Cause.STALLED_RANK: "Look at its stack below: what it waits for outside torch.distributed is what holds the job.",
+    Cause.STALLED_RANK: "Look at its stack (under Stacks): what it waits for outside torch.distributed is what holds the job.",
     Cause.SLOW_RANK: "Balance the work between the ranks, or raise the timeout of init_process_group if this is expected.",
     Cause.COMMUNICATION_STALLED: (
-        "All ranks agree, so look below torch: the network, the GPU, NCCL's lines in the run directory (nccl-*.log)."
+        "All ranks agree, so look below torch: the network, the GPU, what NCCL says (nccl-*.log in the run directory)."
     ),
     Cause.STRUCTURE_MISMATCH: (
         "Build the same model on all ranks: the errors name the first difference; look for what depends on the rank, the data "
@@ -66,6 +66,32 @@ MEMORY_ADVICE = (
     "(count what all of them need together)."
 )
 
+
+BEFORE_THE_START = (
+    "See what it waits for before init_process_group (its stack, under Stacks): the others cannot begin without it."
+)
+UNEVEN_PAIRS = (
+    "Make as many sends as recvs on both sides of a pair; in a pipeline, give all stages the same number of microbatches."
+)
+"""Of a rank that is known to have left one side of a pair out."""
+
+END_WHAT_WAS_STARTED = (
+    "End what was started (threads, loaders, loggers) before the program ends; a thread that may be left alone is made with "
+    "daemon=True."
+)
+"""Of a rank that has destroyed its groups and does not end."""
+
+HELD_BACK = (
+    "Fix the exception, and wait for nobody while it is on its way (in finally, in an except block, in a with): the others "
+    "do not come there."
+)
+AFTER_ITS_THREAD = (
+    "Fix what its thread raised, and let whoever waits for the thread hear of it (a time-out, an error handed on)."
+)
+BUFFERS = (
+    "A forward of DistributedDataParallel broadcasts the module's buffers: run the evaluation on all ranks, or call the module "
+    "inside it (model.module) where only some ranks evaluate."
+)
 
 FORGOTTEN = (
     "Keep what isend and irecv return, and wait() for it before the tensor is used again or the rank goes on: on gloo an "

@@ -16,8 +16,8 @@ from desync.diagnosis.frontier import Parting, divergence
 from desync.diagnosis.history import History
 from desync.diagnosis.order import Exchange, exchange_at
 from desync.diagnosis.suspect import Suspect, same_call
-from desync.diagnosis.words import called, named, place
-from desync.model import Call, Cause, Certainty, Finding, Status
+from desync.diagnosis.words import called, capital, named, place
+from desync.model import Call, Cause, Certainty, Finding, Operation, Status
 
 
 def decide(
@@ -117,19 +117,30 @@ def both_readings(parting: Parting, status: Status) -> Finding:
         for field in fields
     )
     cause = Cause.ARGUMENT_MISMATCH if fields else Cause.RANK_ONLY_COLLECTIVE
+    evidence = tuple(
+        f"reading {number}: {named(cluster)} should not have called {operation.call.op} there"
+        for number, cluster, operation in zip(("one", "two"), parting.clusters, operations, strict=False)
+    )
     if parting.board.kind == "group_creation":
         cause = Cause.GROUP_CREATION
+        evidence = tuple(
+            f"{named(cluster)} made {_made(mine)}, and would have to make {_made(theirs)} as well"
+            for cluster, mine, theirs in zip(parting.clusters, (one, other), (other, one), strict=False)
+        )
+    summary = f"{' while '.join(readings)}{': ' + differing if differing else ''}; no majority says which of them is wrong."
     return Finding(
         status=status,
         cause=cause,
         certainty=Certainty.PROVEN if fields else Certainty.POSSIBLE,
         culprit_ranks=(),
-        summary=f"{' while '.join(readings)}{': ' + differing if differing else ''}; no majority says which of them is wrong.",
+        summary=capital(summary),
         advice=advice(cause),
-        evidence=(
-            f"reading one: {named(parting.clusters[0])} should not have called {one.call.op} there",
-            f"reading two: {named(parting.clusters[1])} should not have called {other.call.op} there",
-        ),
+        evidence=evidence,
         time=parting.time,
         divergence=divergence(parting),
     )
+
+
+def _made(operation: Operation) -> str:
+    members = operation.call.members
+    return f"a group of {named(members)}" if members else "a group of all ranks"

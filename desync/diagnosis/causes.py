@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from desync.diagnosis.advice import STOPPED_ADVICE
+from desync.diagnosis.advice import AFTER_ITS_THREAD, BEFORE_THE_START, BUFFERS, STOPPED_ADVICE
 from desync.diagnosis.compare import differences
-from desync.diagnosis.doing import after_thread_failure, doing, is_stopped, motion
+from desync.diagnosis.doing import after_thread_failure, doing, is_stopped, main_stack, motion
 from desync.diagnosis.endings import Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.memory import caught_out_of_memory
@@ -19,6 +19,9 @@ from desync.diagnosis.suspect import Explanation, Suspect, same_call
 from desync.diagnosis.turns import left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
 from desync.diagnosis.words import called, counted, named, place
 from desync.model import Cause, Certainty, Mark, Motion, Operation
+
+SYNC_BUFFERS = frozenset({"_sync_buffers", "_sync_module_buffers"})
+"""Functions of torch/nn/parallel/distributed.py in which a forward broadcasts a module's buffers."""
 
 Explain = Callable[[Suspect], Explanation | None]
 
@@ -36,7 +39,7 @@ def unused_parameters(suspect: Suspect) -> Explanation | None:
     return Explanation(
         Cause.UNUSED_PARAMETERS,
         Certainty.PROVEN if suspect.own is not None or suspect.gone else Certainty.LIKELY,
-        f"finished its backward {suspect.at.backwards} without a gradient for {bucket}",
+        f"finished its backward {suspect.at.backwards} without launching {bucket}, of which a parameter got no gradient",
         evidence=(
             f"{named([suspect.rank])}: backward {suspect.at.backwards} has ended, {bucket} was never launched",
             f"{named([suspect.witness.rank])}: in backward {suspect.witness_at.backwards}, has launched it",
@@ -117,6 +120,8 @@ def rank_only_collective(suspect: Suspect) -> Explanation | None:
         return None
     own, waiting = suspect.own.call, named(suspect.waiting)
     in_the_dark = suspect.unmarked and own.site not in suspect.sites(suspect.witness.rank)
+    stack = main_stack(suspect.evidence, suspect.rank)
+    of_buffers = stack is not None and any(frame.function in SYNC_BUFFERS for frame in stack.frames)
     return Explanation(
         Cause.RANK_ONLY_COLLECTIVE,
         Certainty.LIKELY if in_the_dark else Certainty.PROVEN,
@@ -125,6 +130,7 @@ def rank_only_collective(suspect: Suspect) -> Explanation | None:
             f"{waiting} called {called(suspect.theirs)} at {place(suspect.theirs.call.site)} instead",
             *([_OR_LATER] if in_the_dark else []),
         ),
+        advice=BUFFERS if of_buffers else None,
     )
 
 
@@ -205,8 +211,9 @@ def stalled_rank(suspect: Suspect) -> Explanation | None:
     what = f"is stuck outside any collective ({doing(suspect)}){after_thread_failure(suspect.trace)}"
     if suspect.theirs.call.op == "init_process_group":
         what = f"has not reached init_process_group ({doing(suspect)})"
-        return Explanation(Cause.RENDEZVOUS, Certainty.LIKELY, what, evidence=(motion(suspect),))
-    advice = STOPPED_ADVICE if is_stopped(suspect.activity) else None
+        return Explanation(Cause.RENDEZVOUS, Certainty.LIKELY, what, evidence=(motion(suspect),), advice=BEFORE_THE_START)
+    advice = AFTER_ITS_THREAD if suspect.trace.thread_failures else None
+    advice = STOPPED_ADVICE if is_stopped(suspect.activity) else advice
     return Explanation(Cause.STALLED_RANK, Certainty.LIKELY, what, evidence=(motion(suspect),), advice=advice)
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from desync.diagnosis.advice import advice
+from desync.diagnosis.advice import UNEVEN_PAIRS, advice
 from desync.diagnosis.board import Board
 from desync.diagnosis.frontier import Parting, divergence
 from desync.diagnosis.history import History
 from desync.diagnosis.pairing import blame
-from desync.diagnosis.words import called, named, place, verb
+from desync.diagnosis.words import called, capital, named, place, verb
 from desync.model import Cause, Certainty, Finding, Operation, Status
 
 MAX_LEFT_OUT = 4
@@ -43,10 +43,12 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
     culprits = strayed or _minority(cycle)
     lines = (*_ways(strayed, history), *(_line(operation, waits_for) for operation, waits_for in links))
     blocks = all(operation.call.is_async is False for operation, _ in links)
+    advised, lead = advice(cause), ""
     if cause is Cause.P2P_MISMATCH and (found := blame(board, cycle)) is not None:
         # The circle is proven; who is to blame for it is not.
         culprits, lines, cause, blocks = (found.rank,), (*found.evidence, *lines), found.cause, False
-    summary = "; ".join(
+        advised, lead = UNEVEN_PAIRS if cause is Cause.P2P_MISMATCH else advice(cause), f"{capital(found.evidence[0])}. "
+    circle = "; ".join(
         f"{named(parting.pending)} {verb(parting.pending, 'waits', 'wait')} in {called(operation)} of group {operation.group} "
         f"for {named(waits_for)}"
         for parting, (operation, waits_for) in zip(cycle, links, strict=True)
@@ -56,8 +58,8 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
         cause=cause,
         certainty=Certainty.PROVEN if blocks else Certainty.LIKELY,
         culprit_ranks=culprits,
-        summary=f"{summary[0].upper()}{summary[1:]}: a circle that nothing can open.",
-        advice=advice(cause),
+        summary=f"{lead}{capital(circle)}: a circle that nothing can open.",
+        advice=advised,
         evidence=lines,
         time=max((parting.time or 0 for parting in cycle), default=None),
         divergence=divergence(_shown(cycle, culprits), culprits=culprits),

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-from desync.diagnosis.advice import MEMORY_ADVICE
+from desync.diagnosis.advice import HELD_BACK, MEMORY_ADVICE
 from desync.diagnosis.endings import Ending, Manner
 from desync.diagnosis.structure import is_refusal
 from desync.diagnosis.suspect import Explanation
@@ -67,7 +67,8 @@ def exception(ending: Ending) -> Explanation | None:
     if failure is None:
         return None
     still = " and is still handling it" if ending.manner is Manner.HOLDING else ""
-    return _because_it_raised(Cause.EXCEPTION, ending, f"raised {raised(failure)}{still}")
+    explanation = _because_it_raised(Cause.EXCEPTION, ending, f"raised {raised(failure)}{still}")
+    return replace(explanation, advice=HELD_BACK) if still else explanation
 
 
 def _because_it_raised(cause: Cause, ending: Ending, what: str) -> Explanation:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from desync.diagnosis.advice import advice
+from desync.diagnosis.advice import END_WHAT_WAS_STARTED, advice
 from desync.diagnosis.board import Board
 from desync.diagnosis.doing import main_stack, moved, where
 from desync.diagnosis.endings import Ending, Manner
@@ -123,11 +123,15 @@ def hanging(board: Board, ends: Mapping[int, Ending], ranks: tuple[int, ...]) ->
             certainty=Certainty.LIKELY if own_doing and first.stage is not Stage.ALONE else Certainty.POSSIBLE,
             culprit_ranks=tuple(sorted(stuck)) if own_doing else (),
             summary=f"The work is done, but {who} {_what(evidence, next(iter(stuck)), first)}{others}.",
-            advice=advice(Cause.TEARDOWN),
+            advice=END_WHAT_WAS_STARTED if all(map(_destroyed, board.traces.values())) else advice(Cause.TEARDOWN),
             evidence=tuple(moved(evidence.activities[rank], evidence.observed_at) for rank in stuck),
             time=max(last.since for last in stuck.values()),
         )
     ]
+
+
+def _destroyed(trace: Trace) -> bool:
+    return any(call.op == "destroy_process_group" for call in trace.operations.calls)
 
 
 def _is_stuck(evidence: Evidence, rank: int, last: _Last) -> bool:

@@ -44,12 +44,13 @@ def left_loop_early(suspect: Suspect) -> Explanation | None:
     if not told and suspect.own is not None and at.turn is MarkKind.FORWARD:
         return None  # nothing says that it is behind the loop: it may be about to run the backward of this turn
     steps = at.backwards or at.batches
+    data = "and began no further pass over its data" if at.loader_exhausted else "and had more data"
     return Explanation(
         Cause.LEFT_LOOP_EARLY,
         unless_it_comes(suspect) if told or suspect.own is None else Certainty.LIKELY,
         f"left its loop after {counted(steps, 'step' if at.backwards else 'batch')}{where}",
         evidence=(
-            f"{named([suspect.rank])}: {counted(at.backwards, 'backward')}, {counted(at.batches, 'batch')}, and had more data",
+            f"{named([suspect.rank])}: {counted(at.backwards, 'backward')}, {counted(at.batches, 'batch')}, {data}",
             f"{named([suspect.witness.rank])}: {counted(there.backwards, 'backward')}, {counted(there.batches, 'batch')}",
         ),
     )
@@ -158,6 +159,6 @@ def more_no_sync(suspect: Suspect) -> Explanation | None:
     return Explanation(
         Cause.SKIPPED_COLLECTIVE,
         unless_it_comes(suspect),
-        f"ran {counted(own - theirs, 'forward')} more under no_sync() than the others, whose gradients it never reduced",
+        f"ran {counted(own - theirs, 'forward')} under no_sync() that the others synchronised: it reduced gradients less often",
         evidence=(f"forwards under no_sync: {own} on {named([suspect.rank])}, {theirs} on {named([suspect.witness.rank])}",),
     )

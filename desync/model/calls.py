@@ -131,6 +131,11 @@ class Operation:
     pending: bool
     """It was entered and is not known to have finished, and this source would have known."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether the rank may be held in it: it is pending, and nobody knows that the rank went on beside it."""
+        return self.pending and (self.call.kind is Kind.P2P or self.call.is_async is not True)
+
 
 def _q() -> array[int]:
     return array("q")

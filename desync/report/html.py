@@ -239,7 +239,7 @@ def _environment(report: Report) -> list[tuple[str, str]]:
         ("exit status", "" if job.exit_code is None else str(job.exit_code)),
         ("ranks parted", _moment(report.timing.diverged_at)),
         ("seen", _later(report.timing.detected_after_s)),
-        ("stacks taken", _later(report.timing.stacks_after_s)),
+        ("stacks taken", _later(report.timing.stacks_after_s) if report.stacks else ""),
     ]
     return [(name, value) for name, value in said if value]
 

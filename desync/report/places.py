@@ -70,7 +70,8 @@ def _culprit(rank: int, finding: Finding, evidence: Evidence, states: dict[int, 
         or _inside(rank, finding.divergence)
         or _exited(trace, states.get(rank))
         or _standing(rank, evidence)
-        or (_last(trace) if trace else None)
+        # Where it made no group it has nothing to change at what it did last.
+        or (_last(trace) if trace and finding.cause is not Cause.GROUP_CREATION else None)
     )
 
 
@@ -113,7 +114,7 @@ def _inside(rank: int, divergence: Divergence | None) -> Place | None:
             role = Role.WAITS
         case OperationState.MISMATCHED:
             role = Role.INSTEAD
-        case OperationState.ABSENT if operation.pending:
+        case OperationState.ABSENT if operation.holds:
             role = Role.INSTEAD
         case _:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,15 +13,22 @@ from desync.report.model import Report
 
 REPLACED = "***"
 
-_HOME = re.compile(r"(?<![\w.])(?:/(?:home|Users|scratch|data/home|export/home|nfs/home)/[^/\s:'\"]+|/root)(?=[/\s:'\"]|$)")
-_NAMED = r"[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|credential|auth)[\w.-]*"
-_ASSIGNED = re.compile(rf"(?i)\b({_NAMED}\s*[=:]\s*)(?!{re.escape(REPLACED)})(?:\"[^\"]*\"|'[^']*'|\S+)")
+_HOME = re.compile(r"(?<![\w.])(?:/(?:(?:\w+/)?home|Users|scratch)/[^/\s:'\"]+|/root)(?=[/\s:'\"]|$)")
+_NAMED = (
+    r"[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|\bpwd|api[_-]?key|access[_-]?key|credential|auth|cookie|\bsig\b|signature)"
+    r"[\w.-]*"
+)
+_ASSIGNED = re.compile(
+    rf"(?i)\b({_NAMED}['\"]?\s*[=:]\s*)(?!{re.escape(REPLACED)})"
+    r"(?:\"[^\"]*\"|'[^']*'|(?:bearer|basic|token|digest)\s+[^\s'\"]+|[^\s'\"&]+)"
+)
 _OPTION = re.compile(rf"(?i)(--?{_NAMED}\s+)(?!-)\S+")
 _SECRET_OPTION = re.compile(rf"(?i)--?{_NAMED}")
 _VARIABLE = re.compile(r"\b([A-Z][A-Z0-9_]{2,}=)(?:\"[^\"]*\"|'[^']*'|\S+)")
 _URL_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@")
-_KEYS = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_-]{8,}")
+_KEYS = re.compile(r"\b(?:(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_-]{8,}|eyJ[\w-]{8,}\.[\w.-]+)")
 _ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
+_ADDRESS_6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])")
 _LOCAL = re.compile(r"127\.\d+\.\d+\.\d+|0\.0\.0\.0")
 
 _RULES = (
@@ -54,6 +62,7 @@ class Redaction:
         for pattern, put in _RULES:
             text = pattern.sub(put, text)
         text = _ADDRESS.sub(lambda match: match[0] if _LOCAL.fullmatch(match[0]) else "<address>", text)
+        text = _ADDRESS_6.sub(lambda match: "<address>" if _is_address(match[0]) else match[0], text)
         return self._pattern.sub(lambda match: self._numbers[match[0]], text) if self._pattern else text
 
     def value(self, value: Any) -> Any:
@@ -70,6 +79,14 @@ class Redaction:
             fields = dataclasses.fields(value)
             return type(value)(**{field.name: self.value(getattr(value, field.name)) for field in fields})
         return value
+
+
+def _is_address(text: str) -> bool:
+    """Whether it is an IPv6 address, and not this machine's own or a time of day."""
+    try:
+        return not ipaddress.IPv6Address(text).is_loopback and text.strip(":") != ""
+    except ValueError:
+        return False
 
 
 def redacted(report: Report) -> Report:

@@ -53,20 +53,21 @@ def facts(report: Report, base: str | None) -> list[Fact]:
     found += _more(_waiting(report, waiting[0]), waiting) if waiting else []
     if report.verdict.advice:
         found.append(Fact("what to change", (Part(bounded(report.verdict.advice, SENTENCE), strong=True),)))
-    return found + _other_faults(report)
+    return found + _other_faults(report, base)
 
 
-def _other_faults(report: Report) -> list[Fact]:
+def _other_faults(report: Report, base: str | None) -> list[Fact]:
     """That there is more than the verdict: whoever mends only that would have a broken job again."""
     others = [finding for finding in report.findings[1:] if finding.follows_from is None]
-    found = [Fact("another fault", _in_short(finding)) for finding in others[:MAX_FAULTS]]
+    found = [Fact("another fault", _in_short(finding, base)) for finding in others[:MAX_FAULTS]]
     left = len(others) - len(found)
     return [*found, Fact("another fault", (Part(f"{left} more, see below"),))] if left else found
 
 
-def _in_short(finding: FindingEntry) -> tuple[Part, ...]:
+def _in_short(finding: FindingEntry, base: str | None) -> tuple[Part, ...]:
     who = f", {ranks_phrase(finding.culprit_ranks)}" if finding.culprit_ranks else ""
-    return Part(f"{finding.status.value}: "), Part(finding.cause.value, strong=True), Part(f"{who} (below)")
+    where = f" at {place(finding.places[0].frame, base)}" if who and finding.places else ""
+    return Part(f"{finding.status.value}: "), Part(finding.cause.value, strong=True), Part(f"{who}{where} (below)")
 
 
 def late_line(report: Report) -> str | None:
@@ -145,7 +146,7 @@ def timing_line(report: Report) -> list[str]:
     said = [
         f"diverged {at[:19].replace('T', ' ')} UTC" if at else "",
         f"seen {seconds(seen)} later" if seen is not None else "",
-        f"stacks {seconds(stacks)} later" if stacks is not None else "",
+        f"stacks {seconds(stacks)} later" if stacks is not None and report.stacks else "",
     ]
     return [part for part in said if part]
 
@@ -155,7 +156,8 @@ RANK_HEAD = ("rank", "state", "batches", "forwards", "backwards", "steps", "last
 
 def rank_cells(entry: RankEntry) -> tuple[str, ...]:
     """What RANK_HEAD names after the rank itself."""
-    state = exit_phrase(entry.exit_code) if entry.state in (RankState.EXITED, RankState.KILLED) else entry.state.value
+    told = entry.state is RankState.EXITED or (entry.state is RankState.KILLED and entry.exit_code is not None)
+    state = exit_phrase(entry.exit_code) if told else entry.state.value
     done = entry.progress
     batches = f"{done.batches} (all)" if done.loader_exhausted else str(done.batches)
     last = f"{entry.last.op} {entry.last.seq}" if entry.last else "none"
@@ -186,7 +188,7 @@ def telling_stacks(stacks: Sequence[MergedStack]) -> list[MergedStack]:
     seen: set[tuple[int, str]] = set()
     for stack in sorted(stacks, key=lambda stack: stack.source != "py-spy"):
         shown = tuple(frame for frame in stack.frames if not is_own(frame))
-        if not shown or not (is_main(stack.thread) or user_frames(shown)):
+        if all(frame.is_native for frame in shown) or not (is_main(stack.thread) or user_frames(shown)):
             continue
         thread = "" if is_main(stack.thread) else stack.thread
         fresh = tuple(rank for rank in stack.ranks if (rank, thread) not in seen)

@@ -172,7 +172,7 @@ def _at(operation: Operation | None, standing: AtDivergence | None, instead: Ope
     state = _AT[standing.state]
     if shown is not None and shown.failed and standing.state in (OperationState.WAITING, OperationState.COMPLETED):
         state = CellState.FAILED
-    if shown is None or (absent and not shown.pending):
+    if shown is None or (absent and not shown.holds):
         return Cell(state)
     return _cell(shown, state)
 

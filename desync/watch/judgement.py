@@ -98,6 +98,8 @@ def joined(live: Diagnosis, final: Diagnosis, told_to_end: int | None = None) ->
     What the end shows besides (ranks killed by their launcher, time-outs) follows from that.  Who was killed after the job was
     told to end (epoch ns; None: it was not) is no finding.
     """
+    if told_to_end is not None:
+        final = replace(final, findings=tuple(each for each in final.findings if not _was_told(each, told_to_end)))
     last = [_found_again(known, final) for known in live.findings]
     if not last or (None not in last and last[0] is final.findings[0]):
         return final
@@ -106,19 +108,15 @@ def joined(live: Diagnosis, final: Diagnosis, told_to_end: int | None = None) ->
     root = next((index for index, known in enumerate(kept) if known.status in _STANDS), 0)
     for finding in final.findings:
         # What is not understood at the end is the end itself: a launcher that cleared up, time-outs.
-        if finding.cause is Cause.UNKNOWN or any(finding is known or _same(finding, known) for known in kept):
-            continue
-        if not _was_told(finding, told_to_end):
+        if finding.cause is not Cause.UNKNOWN and not any(finding is known or _same(finding, known) for known in kept):
             kept.append(replace(finding, follows_from=root))
     notes = tuple(dict.fromkeys((*live.notes, *final.notes)))
     return replace(final, findings=tuple(kept), status=live.status, notes=notes)
 
 
-def _was_told(finding: Finding, told_to_end: int | None) -> bool:
+def _was_told(finding: Finding, told_to_end: int) -> bool:
     """Whether ranks were killed because the job was told to end, by desync or by the user."""
-    if finding.cause is not Cause.KILLED or told_to_end is None:
-        return False
-    return finding.time is None or finding.time >= told_to_end
+    return finding.cause is Cause.KILLED and (finding.time is None or finding.time >= told_to_end)
 
 
 def _found_again(known: Finding, final: Diagnosis) -> Finding | None:

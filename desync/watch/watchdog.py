@@ -172,7 +172,7 @@ class Watchdog:
             if lasted is not None:
                 del self._late[key]
                 said = f"{finding.cause.value}: {finding.summary}"
-                self._note(f"recovered: after {lasted / 1e9:.1f} s who was late had come ({said})")
+                self._note(f"recovered: who was late came after {lasted / 1e9:.1f} s ({said})")
 
     def _recovered(self, live: Outcome, evidence: Evidence) -> None:
         first = standstill(live.diagnosis) or live.diagnosis.findings[0]

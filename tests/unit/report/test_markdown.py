@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from desync.report.json_format import from_json, to_json
 from desync.report.markdown import code, escape, render_markdown
 from desync.report.model import ExceptionEntry
-from desync.report.redact import redacted
+from desync.report.redact import Redaction, redacted
 from tests.unit.report import report_samples as samples
 from tests.unit.report.report_samples import PROJECT
 
@@ -52,7 +52,25 @@ def test_a_long_report_keeps_what_matters_most() -> None:
 
 def test_another_fault_is_named_under_the_verdict() -> None:
     text = render_markdown(samples.two_faults().report(), base=PROJECT)
-    assert "- another fault: hang: `uneven_inputs`, rank 2 (below)\n" in text
+    assert "- another fault: hang: `uneven_inputs`, rank 2 at train.py:" in text
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Authorization: Bearer SECRET3 sent", "Authorization: *** sent"),
+        ("{'Authorization': 'Bearer tok', 'password': 'x y'}", "{'Authorization': ***, 'password': ***}"),
+        ('{"api_key": "x1y2"}', '{"api_key": ***}'),
+        ("pwd=hunter2 PGPASSWORD=hunter2", "pwd=*** PGPASSWORD=***"),
+        ("https://h/x?sig=abc%3D&v=1 X-Amz-Signature=dead", "https://h/x?sig=***&v=1 X-Amz-Signature=***"),
+        ("got eyJhbGciOiJIUzI1.eyJzdWIiOiIx.sgn_x", "got ***"),
+        ("to [fe80::1ff:fe23:4567:890a]:29500 from ::1", "to [<address>]:29500 from ::1"),
+        ("/mnt/home/ada/x.py", "~/x.py"),
+        ("at 12:34:56, std::vector, train.py:42:7", "at 12:34:56, std::vector, train.py:42:7"),
+    ],
+)
+def test_what_is_private_is_left_out_of_a_sentence(said: str, shown: str) -> None:
+    assert Redaction(samples.killed().report()).text(said) == shown
 
 
 def private_report() -> samples.Report:
