@@ -18,6 +18,7 @@ from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long, without_gradients
 from desync.diagnosis.endings import Ending, Manner, endings
 from desync.diagnosis.frontier import Parting, all_partings, divergence, together
+from desync.diagnosis.held import is_held_in
 from desync.diagnosis.history import History
 from desync.diagnosis.progress import number_of
 from desync.diagnosis.suspect import Explanation, Suspect
@@ -59,7 +60,8 @@ class Case:
         self.evidence = board.evidence
         self.partings = partings
         self.ends = _with_victims(board, ends, partings)
-        self._holding = _holding((*partings, *(here for group in board.groups if (here := together(group)) is not None)))
+        groups = (here for group in board.groups if (here := together(group)) is not None)
+        self._holding = _holding(board, (*partings, *groups))
         self.history = History(board.traces)
         self.sites: Callable[[int], frozenset[CallSite]] = lru_cache(maxsize=None)(self._sites)
 
@@ -159,7 +161,7 @@ class Case:
         """Whether an absent rank waits itself, for others: then it is a victim, and what holds it is explained instead."""
         if rank in self.ends and not self.ends[rank].victim:
             return False
-        return self._inside(rank) or any(parting is not here for parting in self.held(rank))
+        return any(parting is not here for parting in self.held(rank)) or self._inside(rank)
 
     def _inside(self, rank: int) -> bool:
         """Whether the last that a rank did was to enter an operation that keeps it until it is over."""
@@ -167,8 +169,8 @@ class Case:
         if not len(trace.operations):
             return False
         newest = trace.operations.row(rank, -1)
-        blocks = newest.call.kind is Kind.P2P or newest.call.is_async is False
-        return newest.pending and blocks and not any(mark.after > number_of(trace, newest) - 1 for mark in trace.marks)
+        may_hold = newest.call.kind is Kind.P2P or newest.call.is_async is False
+        return newest.pending and may_hold and is_held_in(self.evidence, trace, newest)
 
     def held(self, rank: int) -> tuple[Parting, ...]:
         """The partings (and operations that all ranks are in) that hold a rank up."""
@@ -264,12 +266,14 @@ class Case:
         return False
 
 
-def _holding(partings: Iterable[Parting]) -> dict[int, tuple[Parting, ...]]:
+def _holding(board: Board, partings: Iterable[Parting]) -> dict[int, tuple[Parting, ...]]:
     held: dict[int, list[Parting]] = {}
     for parting in partings:
         stuck = {*parting.pending, *parting.failed, *(parting.came if parting.mismatch and parting.waits else ())}
         for rank in stuck:
-            held.setdefault(rank, []).append(parting)
+            operation = parting.held_in(rank)
+            if operation is None or not operation.pending or is_held_in(board.evidence, board.traces[rank], operation):
+                held.setdefault(rank, []).append(parting)
     return {rank: tuple(found) for rank, found in held.items()}
 
 

@@ -205,6 +205,13 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def _is_async(kind: Kind, flags: int) -> bool | None:
+    """Whether the rank goes on beside the operation; of a send or recv that is known once somebody waits on it."""
+    if flags & Flag.AWAITED:
+        return False
+    return bool(flags & Flag.ASYNC) if kind is Kind.COLLECTIVE else None
+
+
 class TraceBuilder:
     """Makes a trace of what one journal holds."""
 
@@ -357,7 +364,7 @@ class TraceBuilder:
             tag=record[Field.TAG] if flags & Flag.HAS_TAG else None,
             in_splits=base.in_splits,
             out_splits=base.out_splits,
-            is_async=bool(flags & Flag.ASYNC) if base.kind is Kind.COLLECTIVE else None,
+            is_async=_is_async(base.kind, flags),
             site=site if isinstance(site, CallSite) else None,
             bucket=bucket if isinstance(bucket, str) else None,
             members=base.members,

@@ -63,6 +63,7 @@ class Header:
     PASSES = 22  # how many passes over a loader have ended
     PROCESS_START = 23  # start time of the process in clock ticks since boot, /proc/<pid>/stat field 22
     MAIN_OVER = 24  # monotonic: when the main thread's program was over; 0 while it runs
+    ANCESTOR = 25  # process number of an ancestor that had claimed a rank before; 0: none
     PASS_RING = 64  # 64 words: batches of the last 64 finished passes
     PASS_RING_WORDS = 64
 
@@ -109,6 +110,7 @@ class Flag:
     COMPLETION_KNOWN = 1 << 9
     HAS_TAG = 1 << 10
     SYNC = 1 << 11  # a forward whose backward synchronises
+    AWAITED = 1 << 12  # somebody waits, or has waited, on the operation's handle
 
 
 def heap_offset(slots: int) -> int:

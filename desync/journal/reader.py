@@ -118,6 +118,16 @@ class JournalReader:
         return self._header[Header.ATTEMPT]
 
     @property
+    def ancestor(self) -> int | None:
+        """An ancestor of the process that had claimed a rank before it."""
+        return self._header[Header.ANCESTOR] or None
+
+    @property
+    def began(self) -> int:
+        """When it was opened; epoch ns."""
+        return self._header[Header.START_WALL]
+
+    @property
     def rank(self) -> int | None:
         """Global rank, once known."""
         rank = self._word(Header.RANK)
@@ -132,6 +142,17 @@ class JournalReader:
     def exit_announced(self) -> bool:
         """Whether the process said that it ends."""
         return bool(self._word(Header.EXIT_TIME))
+
+    @property
+    def exit_time(self) -> int | None:
+        """When the process said that it ends; epoch ns."""
+        time = self._word(Header.EXIT_TIME)
+        return self.wall(time) if time else None
+
+    @property
+    def has_operations(self) -> bool:
+        """Whether its process has entered any operation, ``init_process_group`` included."""
+        return self._word(Header.OPERATIONS) > 0
 
     def _word(self, word: int) -> int:
         return int.from_bytes(self._map[word * WORD : word * WORD + WORD], sys.byteorder, signed=True)

@@ -56,7 +56,13 @@ class JournalWriter:
     """
 
     def __init__(
-        self, path: str, *, attempt: int = 0, slots: int = DEFAULT_SLOTS, heap_bytes: int = DEFAULT_HEAP_BYTES
+        self,
+        path: str,
+        *,
+        attempt: int = 0,
+        ancestor: int = 0,
+        slots: int = DEFAULT_SLOTS,
+        heap_bytes: int = DEFAULT_HEAP_BYTES,
     ) -> None:
         if not 0 < slots <= MAX_SLOTS or heap_bytes < 0:
             raise ValueError(f"a journal cannot have {slots} slots and {heap_bytes} bytes of heap")
@@ -85,9 +91,9 @@ class JournalWriter:
         self._serial = itertools.count(1)
         self._operations = itertools.count(1)
         self._pack = RECORD.pack_into
-        self._write_identity(attempt)
+        self._write_identity(attempt, ancestor)
 
-    def _write_identity(self, attempt: int) -> None:
+    def _write_identity(self, attempt: int, ancestor: int) -> None:
         words = self.words
         words[Header.VERSION] = VERSION
         words[Header.PID] = os.getpid()
@@ -97,6 +103,7 @@ class JournalWriter:
         words[Header.START_WALL] = time.time_ns()
         words[Header.START_MONOTONIC] = _now()
         words[Header.PROCESS_START] = _process_start()
+        words[Header.ANCESTOR] = ancestor
         words[Header.MAGIC] = MAGIC  # last: a file without it is not ready to be read
 
     def identify(self, rank: int | None, world_size: int | None) -> None:
@@ -222,6 +229,12 @@ class JournalWriter:
         word = _RING_WORD + serial % self.slots * RECORD_WORDS
         if self.words[word] == serial:
             self.words[word + Field.RETURNED] = _now()
+
+    def awaited(self, serial: int) -> None:
+        """Record that its rank waits in it: whatever it was called as, the rank goes on when it is over."""
+        word = _RING_WORD + serial % self.slots * RECORD_WORDS
+        if self.words[word] == serial:
+            self.words[word + Field.TYPE] |= Flag.AWAITED
 
     def completed(self, serial: int, failed: bool = False) -> None:
         """Record that the communication is over."""

@@ -125,6 +125,8 @@ class _Handles:
         @functools.wraps(original)
         def wait(work: Any, *arguments: Any, **options: Any) -> Any:
             entry = kept.get(id(work)) if kept else None
+            if entry is not None:
+                self._begun(entry[1])
             try:
                 result = original(work, *arguments, **options)
             except BaseException:
@@ -136,6 +138,11 @@ class _Handles:
             return result
 
         setattr(Work, "wait", wait)  # noqa: B010 - an assignment would be a type error
+
+    @quiet(PART)
+    def _begun(self, serial: int) -> None:
+        """Record that somebody waits."""
+        self._session.writer.awaited(serial)
 
     @quiet(PART)
     def _over(self, work: Any, serial: int, failed: bool) -> None:

@@ -253,6 +253,16 @@ def test_async_is_told_of_collectives_only(tmp_path: Path) -> None:
     assert [row.call.is_async for row in read(tmp_path / "j").operations.rows(3)] == [True, None, None]
 
 
+def test_a_send_on_which_somebody_waits_is_told_from_one_that_was_only_begun(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "j")
+    for waits in (False, True):
+        serial = enter(writer, call_number=call(writer, "send", "p2p"))
+        if waits:
+            writer.awaited(serial)
+    writer.awaited(serial - SLOTS)  # overwritten since: nobody else's record is touched
+    assert [row.call.is_async for row in read(tmp_path / "j").operations.rows(3)] == [None, False]
+
+
 def test_a_new_writer_knows_its_process(tmp_path: Path) -> None:
     writer = JournalWriter(str(tmp_path / "j"), attempt=2)
     reader = JournalReader(str(tmp_path / "j"))
