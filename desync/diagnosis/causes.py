@@ -17,7 +17,7 @@ from desync.diagnosis.memory import caught_out_of_memory
 from desync.diagnosis.order import another_turn_of_one_line, order_mismatch
 from desync.diagnosis.suspect import Explanation, Suspect, same_call
 from desync.diagnosis.turns import left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
-from desync.diagnosis.words import called, counted, named, place
+from desync.diagnosis.words import apart, called, counted, named, place
 from desync.model import Cause, Certainty, Mark, Motion, Operation
 
 SYNC_BUFFERS = frozenset({"_sync_buffers", "_sync_module_buffers"})
@@ -44,17 +44,17 @@ def unused_parameters(suspect: Suspect) -> Explanation | None:
             f"{named([suspect.rank])}: backward {suspect.at.backwards} has ended, {bucket} was never launched",
             f"{named([suspect.witness.rank])}: in backward {suspect.witness_at.backwards}, has launched it",
         ),
-        time=suspect.last_backward.left if suspect.last_backward is not None else None,
+        time=suspect.last_step[1].left if suspect.last_step is not None else None,
     )
 
 
 def _backward_without_bucket(suspect: Suspect) -> bool:
-    bucket, backward, forward = suspect.theirs.call.bucket, suspect.last_backward, suspect.last_forward
-    if bucket is None or backward is None or backward.left is None or forward is None or forward.value != "sync":
+    bucket, step = suspect.theirs.call.bucket, suspect.last_step
+    if bucket is None or step is None or step[0].value != "sync":
         return False
     if suspect.own is not None and suspect.own.call.bucket is not None:
         return False
-    return suspect.at.backwards == suspect.witness_at.backwards and not _launched_in(backward, bucket, suspect)
+    return suspect.at.backwards == suspect.witness_at.backwards and not _launched_in(step[1], bucket, suspect)
 
 
 def _launched_in(backward: Mark, bucket: str, suspect: Suspect) -> bool:
@@ -97,12 +97,13 @@ def skipped_collective(suspect: Suspect) -> Explanation | None:
     if own is None or theirs is None or own not in suspect.sites(suspect.witness.rank):
         return None
     in_the_dark = suspect.unmarked and suspect.theirs.call.bucket is not None
+    here, there = apart(own, theirs), apart(theirs, own)
     return Explanation(
         Cause.SKIPPED_COLLECTIVE,
         Certainty.LIKELY if in_the_dark else Certainty.PROVEN,
-        f"left out {called(suspect.theirs)} of {place(theirs)} and went on to {suspect.own.call.op} at {place(own)}",
+        f"left out {called(suspect.theirs)} of {there} and went on to {suspect.own.call.op} at {here}",
         evidence=(
-            f"{named([suspect.witness.rank])} also comes to {place(own)}; {named([suspect.rank])} came there too early",
+            f"{named([suspect.witness.rank])} also comes to {here}; {named([suspect.rank])} came there too early",
             *([_OR_ORDER] if suspect.own.pending else []),
             *([_OR_NO_GRADIENT] if in_the_dark else []),
         ),
@@ -118,16 +119,16 @@ def rank_only_collective(suspect: Suspect) -> Explanation | None:
     """It makes a call that the others do not make."""
     if suspect.own is None or same_call(suspect):
         return None
-    own, waiting = suspect.own.call, named(suspect.waiting)
+    own, theirs, waiting = suspect.own.call, suspect.theirs.call, named(suspect.waiting)
     in_the_dark = suspect.unmarked and own.site not in suspect.sites(suspect.witness.rank)
     stack = main_stack(suspect.evidence, suspect.rank)
     of_buffers = stack is not None and any(frame.function in SYNC_BUFFERS for frame in stack.frames)
     return Explanation(
         Cause.RANK_ONLY_COLLECTIVE,
         Certainty.LIKELY if in_the_dark else Certainty.PROVEN,
-        f"called {called(suspect.own)} at {place(own.site)}, which the others did not call",
+        f"called {called(suspect.own)} at {apart(own.site, theirs.site)}, which the others did not call",
         evidence=(
-            f"{waiting} called {called(suspect.theirs)} at {place(suspect.theirs.call.site)} instead",
+            f"{waiting} called {called(suspect.theirs)} at {apart(theirs.site, own.site)} instead",
             *([_OR_LATER] if in_the_dark else []),
         ),
         advice=BUFFERS if of_buffers else None,

@@ -18,21 +18,30 @@ from desync.model import Cause, Certainty, Finding, Operation, Status
 MAX_LEFT_OUT = 4
 """So many calls that a rank did not make are told."""
 
+MAJORITY = 3
+"""So many members a group has, of which most can be of one mind."""
+
 Held = Callable[[int], Iterable[Parting]]
 """The partings that hold a rank up."""
 
 
-def cycle_of(start: Parting, held: Held) -> tuple[Parting, ...]:
-    """The partings of the first cycle that is met on the way from ``start``; empty if the way ends somewhere."""
-    path: list[Parting] = []
-    here: Parting | None = start
-    while here is not None:
-        if any(here is seen for seen in path):
-            first = next(index for index, seen in enumerate(path) if seen is here)
-            return tuple(path[first:])
-        path.append(here)
-        here = next((there for rank in here.absent for there in held(rank) if there is not here), None)
-    return ()
+def all_cycles(partings: Iterable[Parting], held: Held) -> list[tuple[Parting, ...]]:
+    """The cycles to which the ways from the partings lead: from each to the first that holds one of its absent ranks up."""
+    found: list[tuple[Parting, ...]] = []
+    seen: set[int] = set()
+    for start in partings:
+        path: list[Parting] = []
+        places: dict[int, int] = {}
+        here: Parting | None = start
+        while here is not None and id(here) not in seen and id(here) not in places:
+            places[id(here)] = len(path)
+            path.append(here)
+            now = here
+            here = next((there for rank in now.absent for there in held(rank) if there is not now), None)
+        if here is not None and id(here) in places:
+            found.append(tuple(path[places[id(here)] :]))
+        seen.update(places)
+    return found
 
 
 def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Finding:
@@ -45,8 +54,7 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
     blocks = all(operation.call.is_async is False for operation, _ in links)
     advised, lead = advice(cause), ""
     if cause is Cause.P2P_MISMATCH and (found := blame(board, cycle)) is not None:
-        # The circle is proven; who is to blame for it is not.
-        culprits, lines, cause, blocks = (found.rank,), (*found.evidence, *lines), found.cause, False
+        culprits, lines, cause = (found.rank,), (*found.evidence, *lines), found.cause
         advised, lead = UNEVEN_PAIRS if cause is Cause.P2P_MISMATCH else advice(cause), f"{capital(found.evidence[0])}. "
     circle = "; ".join(
         f"{named(parting.pending)} {verb(parting.pending, 'waits', 'wait')} in {called(operation)} of group {operation.group} "
@@ -56,7 +64,8 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
     return Finding(
         status=Status.HANG,
         cause=cause,
-        certainty=Certainty.PROVEN if blocks else Certainty.LIKELY,
+        # That nothing opens the circle is proven; who should have gone another way is read off what they did before.
+        certainty=Certainty.PROVEN if blocks and not culprits else Certainty.LIKELY,
         culprit_ranks=culprits,
         summary=f"{lead}{capital(circle)}: a circle that nothing can open.",
         advice=advised,
@@ -100,7 +109,7 @@ def _ways(strayed: Iterable[int], history: History) -> Iterator[str]:
 def _cause(cycle: tuple[Parting, ...], strayed: tuple[int, ...], history: History) -> Cause:
     others = {rank for parting in cycle for rank in parting.pending if rank not in strayed}
     newest = history.newest(strayed[0]) if strayed else None
-    if newest is not None and not any(history.knows(rank, newest) for rank in others):
+    if newest is not None and others.isdisjoint(history.known_by(newest)):
         return Cause.RANK_ONLY_COLLECTIVE
     kinds = {parting.board.kind for parting in cycle}
     if "p2p" in kinds:
@@ -112,7 +121,16 @@ def _strayed(cycle: tuple[Parting, ...], history: History) -> tuple[int, ...]:
     """The rank that came here on another way than it and the others do; empty where that does not tell one apart."""
     ranks = _ranks(cycle)
     strayed = tuple(rank for rank in ranks if history.strayed(rank) and not _left_the_loop(rank, ranks, history))
-    return strayed if len(strayed) == 1 and len(ranks) > 1 else ()
+    if len(strayed) != 1 or len(ranks) < 2 or _is_one_against_one(cycle, strayed[0], history):
+        return ()
+    return strayed
+
+
+def _is_one_against_one(cycle: tuple[Parting, ...], rank: int, history: History) -> bool:
+    """Whether the rank's call is new to all, and one peer alone should make it too: either may be the one at fault."""
+    newest = history.newest(rank)
+    here = next((parting for parting in cycle if rank in parting.pending), None)
+    return newest is not None and here is not None and len(here.group.ranks) < MAJORITY and history.known_by(newest) <= {rank}
 
 
 def _ranks(cycle: tuple[Parting, ...]) -> list[int]:
@@ -133,4 +151,4 @@ def _left_the_loop(rank: int, ranks: list[int], history: History) -> bool:
     newest = history.newest(rank)
     if newest is None or history.times(rank, newest) > 1:
         return False
-    return any(history.knows(other, newest) for other in ranks if other != rank)
+    return not history.known_by(newest).isdisjoint(other for other in ranks if other != rank)

@@ -24,14 +24,18 @@ class History:
         self._traces = traces
         self._steps = lru_cache(maxsize=None)(self._read)
         self._follows = lru_cache(maxsize=None)(self._pairs)
+        self._ever_after = lru_cache(maxsize=None)(self._read_pairs)
+        self._ever = lru_cache(maxsize=None)(self._all_steps)
+        self.known_by = lru_cache(maxsize=None)(self._known_by)
 
-    def _read(self, rank: int, end: int | None = None) -> tuple[Step, ...]:
-        """The steps of a rank, up to and with the row ``end`` of its table."""
+    def _read(self, rank: int, end: int | None = None, reach: int | None = REACH) -> tuple[Step, ...]:
+        """The steps of a rank, up to and with the row ``end`` of its table; all of them without a ``reach``."""
         table = self._traces[rank].operations
         stop = len(table) if end is None else end + 1
+        reach = stop if reach is None else reach
         found: list[Step] = []
         buckets: set[str] = set()
-        for row in range(max(0, stop - REACH), stop):
+        for row in range(max(0, stop - reach), stop):
             call = table.calls[table.call[row]]
             if call.kind is not Kind.COLLECTIVE or call.site is None:
                 continue
@@ -44,6 +48,17 @@ class History:
                 buckets.add(call.bucket)
         return tuple(found)
 
+    def _all_steps(self, rank: int) -> frozenset[Step]:
+        """All steps that a rank ever made, however long ago."""
+        table = self._traces[rank].operations
+        used = set(zip(table.call, table.group, strict=True))
+        calls = ((table.calls[call], table.groups[group]) for call, group in used)
+        return frozenset((call.site, group) for call, group in calls if call.kind is Kind.COLLECTIVE and call.site is not None)
+
+    def _known_by(self, step: Step) -> frozenset[int]:
+        """The ranks that have ever made this call."""
+        return frozenset(rank for rank in self._traces if step in self._ever(rank))
+
     def _pairs(self, rank: int) -> dict[Step, set[Step]]:
         """What a rank did after each of its steps."""
         found: dict[Step, set[Step]] = {}
@@ -53,7 +68,7 @@ class History:
 
     def knows(self, rank: int, step: Step) -> bool:
         """Whether a rank has ever made this call."""
-        return step in self._steps(rank)
+        return step in self._ever(rank)
 
     def times(self, rank: int, step: Step, at: int | None = None) -> int:
         """How often it came to it, up to row ``at`` of its table (without it, until now)."""
@@ -76,26 +91,38 @@ class History:
             return False
         before, call = steps[-2], steps[-1]
         expected = {after for one, after in pairwise(steps[:-1]) if one == before}
-        votes = self._votes(rank, before, {call[1], *(group for _, group in expected)})
+        groups = frozenset({call[1], *(group for _, group in expected)})
+        votes = self._votes(rank, before, groups)
         if len(votes) > 1:
             expected |= set().union(*votes)
-        return bool(expected) and call not in expected and not any(call in vote for vote in votes)
+        if not expected or call in expected or any(call in vote for vote in votes):
+            return False
+        # What is rare lies further back than the newest steps.
+        known = (before, call) in self._ever_after(rank, at)
+        return not known and not any((before, call) in self._ever_after(peer, None) for peer in self._asked(rank, groups))
+
+    def _read_pairs(self, rank: int, at: int | None) -> frozenset[tuple[Step, Step]]:
+        """All that a rank ever did after each of its steps, however long ago, but for the newest."""
+        return frozenset(pairwise(self._read(rank, at, reach=None)[:-1]))
 
     def left_out(self, rank: int) -> tuple[Step, ...]:
-        """What the rank always did between its last two calls, as it did the last time that it made both; empty if nothing."""
+        """What the rank always did between its last two calls, whenever it made both; empty if nothing."""
         *past, before, call = self._steps(rank)
-        for start in range(len(past) - 1, -1, -1):
-            if past[start] == before and call in (between := past[start + 1 :]):
-                return tuple(between[: between.index(call)])
-        return ()
+        between: list[tuple[Step, ...]] = []
+        for start, step in enumerate(past):
+            end = next((place for place in range(start + 1, len(past)) if past[place] in (before, call)), None)
+            if step == before and end is not None and past[end] == call:
+                between.append(tuple(past[start + 1 : end]))
+        return tuple(step for step in between[-1] if all(step in each for each in between)) if between else ()
 
-    def _votes(self, rank: int, before: Step, groups: set[str]) -> list[set[Step]]:
-        """What each peer that is a member of the groups did after ``before``, as far as the rank is a member there."""
+    def _asked(self, rank: int, groups: frozenset[str]) -> list[int]:
+        """The peers of a rank that are members of the groups."""
+        traces = list(self._traces.items())[:PEERS]
+        return [peer for peer, trace in traces if peer != rank and groups <= trace.groups.keys()]
+
+    def _votes(self, rank: int, before: Step, groups: frozenset[str]) -> list[set[Step]]:
+        """What each peer that is asked did after ``before``, as far as the rank is a member there."""
         own_groups = self._traces[rank].groups
-        votes = []
-        for peer, trace in list(self._traces.items())[:PEERS]:
-            if peer != rank and groups <= trace.groups.keys():
-                after = {two for two in self._follows(peer).get(before, ()) if two[1] in own_groups}
-                if after:
-                    votes.append(after)
-        return votes
+        follows = (self._follows(peer).get(before, ()) for peer in self._asked(rank, groups))
+        votes = ({two for two in after if two[1] in own_groups} for after in follows)
+        return [after for after in votes if after]

@@ -16,8 +16,8 @@ def caught_out_of_memory(suspect: Suspect) -> Explanation | None:
         return None
     last = own[-1]
     missing = suspect.witness_at.backwards - suspect.at.backwards
-    if missing <= 0 and not _right_before(suspect, last):
-        return None
+    if not _right_before(suspect, last) and (missing <= 0 or suspect.can_come):
+        return None  # it went on since, and where it may still come it is merely late
     failure = last.failure
     assert failure is not None  # noqa: S101 - of such marks alone the list was made
     left_out = f" and left out {counted(missing, 'backward')}" if missing > 0 else ""

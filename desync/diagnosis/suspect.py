@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from desync.diagnosis.endings import Ending, Manner
 from desync.diagnosis.frontier import Parting
-from desync.diagnosis.progress import Position, position
-from desync.model import Activity, CallSite, Cause, Certainty, Evidence, Kind, Mark, MarkKind, Operation, Trace
+from desync.diagnosis.progress import Position, last_step, position
+from desync.model import Activity, CallSite, Cause, Certainty, Evidence, Kind, Mark, Operation, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +71,9 @@ class Suspect:
         return self.own is None and self.ending is None
 
     @property
-    def last_forward(self) -> Mark | None:
-        """Its newest DDP forward before the parting."""
-        return self._newest(MarkKind.FORWARD)
-
-    @property
-    def last_backward(self) -> Mark | None:
-        """Its newest backward before the parting."""
-        return self._newest(MarkKind.BACKWARD)
-
-    def _newest(self, kind: MarkKind) -> Mark | None:
-        limit = self.own.entered if self.own is not None else None
-        marks = (mark for mark in reversed(self.trace.marks) if mark.kind is kind)
-        return next((mark for mark in marks if limit is None or mark.time <= limit), None)
+    def last_step(self) -> tuple[Mark, Mark] | None:
+        """The DDP forward and the backward of its newest step before the parting, if that backward is over."""
+        return last_step(self.trace, self.own.entered if self.own is not None else None)
 
     @property
     def tidied_up(self) -> bool:
@@ -117,9 +107,12 @@ def same_call(suspect: Suspect) -> bool:
 
 
 def _same_line(suspect: Suspect) -> bool:
+    """Whether both came to one line on ways of their own; where one knows the other's way, it is another call of a helper."""
     own = suspect.own.call.site if suspect.own is not None else None
     theirs = suspect.theirs.call.site
-    return own is not None and theirs is not None and own.innermost == theirs.innermost
+    if own is None or theirs is None or own.innermost != theirs.innermost:
+        return False
+    return own not in suspect.sites(suspect.witness.rank) and theirs not in suspect.sites(suspect.rank)
 
 
 def unless_it_comes(suspect: Suspect) -> Certainty:

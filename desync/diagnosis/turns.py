@@ -5,7 +5,7 @@ They live by the marks of loaders, forwards and backwards, and by the loops of t
 
 from __future__ import annotations
 
-from desync.diagnosis.progress import no_sync_forwards, number_of, uneven_pass
+from desync.diagnosis.progress import forwards_so_far, number_of, uneven_pass
 from desync.diagnosis.suspect import Explanation, Suspect, same_call, unless_it_comes
 from desync.diagnosis.words import called, counted, named, place
 from desync.model import CallSite, Cause, Certainty, MarkKind, Operation, Trace
@@ -152,8 +152,9 @@ def once_more(suspect: Suspect) -> Explanation | None:
 
 def more_no_sync(suspect: Suspect) -> Explanation | None:
     """It ran forwards under no_sync() that the others synchronised."""
-    own = no_sync_forwards(suspect.trace, suspect.own)
-    theirs = no_sync_forwards(suspect.witness, suspect.theirs)
+    mine, others = forwards_so_far(suspect.trace, suspect.own), forwards_so_far(suspect.witness, suspect.theirs)
+    known = mine.keys() & others.keys()  # the rings may reach back to different forwards
+    own, theirs = (sum(forwards[number] for number in known) for forwards in (mine, others))
     if own <= theirs or suspect.theirs.call.bucket is None:
         return None
     return Explanation(

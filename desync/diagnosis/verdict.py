@@ -93,7 +93,9 @@ class Case:
                 findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
         findings += rest.other_ends(self.board, self.ends, explained)
         if not awaiting and not _stops(findings):
-            findings += pairing.forgotten(self.board) or self._cycles()
+            findings += pairing.forgotten(self.board)
+        blamed = (finding.culprit_ranks for finding in findings if finding.status is not Status.MISMATCH)
+        findings += self._cycles({*explained, *awaiting, *(rank for ranks in blamed for rank in ranks)})
         if not awaiting and not _stops(findings):
             findings += rest.nobody_is_wrong(self.board, self.ends, self.partings)
         if not findings:
@@ -176,12 +178,13 @@ class Case:
         """The partings (and operations that all ranks are in) that hold a rank up."""
         return self._holding.get(rank, ())
 
-    def _cycles(self) -> list[Finding]:
-        """The circles among the partings."""
-        for parting in self.partings:
-            if cycle := cycles.cycle_of(parting, self.held):
-                return self._marked(cycle) or [cycles.finding(cycle, self.history, self.board)]
-        return []
+    def _cycles(self, others: set[int]) -> list[Finding]:
+        """The circles among the partings in which nobody waits for any of ``others`` as well."""
+        found: list[Finding] = []
+        for cycle in cycles.all_cycles(self.partings, self.held):
+            if all(others.isdisjoint((*parting.absent, *parting.pending)) for parting in cycle):
+                found += self._marked(cycle) or [cycles.finding(cycle, self.history, self.board)]
+        return found
 
     def _marked(self, cycle: tuple[Parting, ...]) -> list[Finding]:
         """The finding for the one rank of a circle whose marks show that it is past what the others wait for."""
@@ -209,6 +212,7 @@ class Case:
         doubt = self._one_too_many(parting, cause)
         lines += [doubt] if doubt else []
         who = named(culprits)
+        whats[0] = _of_several(whats[0]) if len(culprits) > 1 else whats[0]
         what = whats[0] if len(whats) == 1 else f"{whats[0]} ({named([first.suspect.rank])}; the others alike)"
         return Finding(
             status=Status.SLOW if cause is Cause.SLOW_RANK else self.status(parting, culprits),
@@ -266,13 +270,21 @@ class Case:
         return False
 
 
+def _of_several(what: str) -> str:
+    """What is said of one rank, said of several."""
+    for one, many in (("is ", "are "), ("has ", "have "), ("was ", "were ")):
+        if what.startswith(one):
+            return many + what.removeprefix(one)
+    return what
+
+
 def _holding(board: Board, partings: Iterable[Parting]) -> dict[int, tuple[Parting, ...]]:
     held: dict[int, list[Parting]] = {}
     for parting in partings:
-        stuck = {*parting.pending, *parting.failed, *(parting.came if parting.mismatch and parting.waits else ())}
-        for rank in stuck:
+        stuck = {*parting.failed, *(parting.came if parting.mismatch and parting.waits else ())}
+        for rank in {*stuck, *parting.pending}:
             operation = parting.held_in(rank)
-            if operation is None or not operation.pending or is_held_in(board.evidence, board.traces[rank], operation):
+            if rank in stuck or operation is None or is_held_in(board.evidence, board.traces[rank], operation):
                 held.setdefault(rank, []).append(parting)
     return {rank: tuple(found) for rank, found in held.items()}
 

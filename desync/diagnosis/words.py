@@ -52,6 +52,14 @@ def place(site: CallSite | None) -> str:
     return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function.rpartition('.')[2]}"
 
 
+def apart(site: CallSite | None, other: CallSite | None) -> str:
+    """The same with the caller's line, where another call comes from the same line of a helper."""
+    if site is None or other is None or site.innermost != other.innermost:
+        return place(site)
+    caller = next((mine for mine, theirs in zip(site.frames, other.frames, strict=False) if mine != theirs), None)
+    return place(site) if caller is None else f"{place(site)} (from {caller.file.rpartition('/')[2]}:{caller.line})"
+
+
 def called(operation: Operation) -> str:
     """An operation with what tells it apart: "all_reduce #17 (DDP bucket 0: fc.weight)"."""
     return f"{operation.call.op} #{operation.seq}{detail(operation.call)}"
