@@ -27,19 +27,20 @@ def step(after: int, value: str = "sync", over: bool = True):
 
 
 def epochs(rank: int, *, evaluates: bool, then: Op, steps: int = 3) -> Trace:
-    """Two epochs of three steps; rank 0 evaluates after each on two batches of its own, without any collective."""
-    marks, after = [], 0
+    """Two epochs with a barrier after each; a rank may evaluate before it on two batches of its own, without any collective."""
+    marks, made = [], []
     for _ in range(2):
         for number in range(1, steps + 1):
-            marks += [named(MarkKind.FETCH, after, number, "Train"), *step(after)]
-            after += 1
-        marks.append(named(MarkKind.EXHAUSTED, after, steps, "Train"))
+            marks += [named(MarkKind.FETCH, len(made), number, "Train"), *step(len(made))]
+            made.append(BUCKET)
+        marks.append(named(MarkKind.EXHAUSTED, len(made), steps, "Train"))
         if evaluates:
-            marks += [named(MarkKind.FETCH, after, number, "Valid") for number in (1, 2)]
-            marks.append(named(MarkKind.EXHAUSTED, after, 2, "Valid"))
+            marks += [named(MarkKind.FETCH, len(made), number, "Valid") for number in (1, 2)]
+            marks.append(named(MarkKind.EXHAUSTED, len(made), 2, "Valid"))
+        made.append(replace(BARRIER, done=True))
     passes = (steps, 2, steps, 2) if evaluates else (steps, steps)
     counts = progress(batches=sum(passes), forwards=2 * steps, backwards=2 * steps, passes=passes)
-    return trace(rank, [BUCKET] * after + [then], world=2, marks=tuple(marks), progress=counts)
+    return trace(rank, [*made, then], world=2, marks=tuple(marks), progress=counts)
 
 
 def test_a_rank_that_evaluates_on_its_own_has_not_run_out_of_data() -> None:
@@ -51,9 +52,13 @@ def test_a_rank_that_evaluates_on_its_own_has_not_run_out_of_data() -> None:
 
 
 def test_data_that_ended_is_still_told_where_all_read_the_same() -> None:
-    short = epochs(0, evaluates=False, then=BARRIER, steps=2)
-    (finding,) = diagnose(job(short, epochs(1, evaluates=False, then=AWAITED))).findings
-    assert (finding.cause, finding.culprit_ranks) == (Cause.UNEVEN_INPUTS, (0,))
+    fetched = [[named(MarkKind.FETCH, number, number + 1, "Train"), *step(number)] for number in range(3)]
+    marks = [each for turn in fetched for each in turn]
+    goes_on = trace(0, [BUCKET] * 2 + [AWAITED], world=2, marks=tuple(marks), progress=progress(batches=3, forwards=3, backwards=3))
+    over = (*marks[:6], named(MarkKind.EXHAUSTED, 2, 2, "Train"))
+    counts = progress(batches=2, forwards=2, backwards=2, passes=(2,))
+    (finding,) = diagnose(job(goes_on, trace(1, [BUCKET] * 2 + [BARRIER], world=2, marks=over, progress=counts))).findings
+    assert (finding.cause, finding.culprit_ranks) == (Cause.UNEVEN_INPUTS, (1,))
 
 
 # --- forwards and backwards
