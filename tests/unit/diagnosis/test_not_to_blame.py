@@ -54,7 +54,8 @@ def test_a_rank_that_evaluates_on_its_own_has_not_run_out_of_data() -> None:
 def test_data_that_ended_is_still_told_where_all_read_the_same() -> None:
     fetched = [[named(MarkKind.FETCH, number, number + 1, "Train"), *step(number)] for number in range(3)]
     marks = [each for turn in fetched for each in turn]
-    goes_on = trace(0, [BUCKET] * 2 + [AWAITED], world=2, marks=tuple(marks), progress=progress(batches=3, forwards=3, backwards=3))
+    counts = progress(batches=3, forwards=3, backwards=3)
+    goes_on = trace(0, [BUCKET] * 2 + [AWAITED], world=2, marks=tuple(marks), progress=counts)
     over = (*marks[:6], named(MarkKind.EXHAUSTED, 2, 2, "Train"))
     counts = progress(batches=2, forwards=2, backwards=2, passes=(2,))
     (finding,) = diagnose(job(goes_on, trace(1, [BUCKET] * 2 + [BARRIER], world=2, marks=over, progress=counts))).findings
