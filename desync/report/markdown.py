@@ -66,7 +66,7 @@ def escape(text: str, limit: int = SENTENCE) -> str:
 
 def code(text: str, limit: int = 200) -> str:
     """Foreign text as a code span, whatever backticks it has."""
-    shown = clean(text, limit).replace("|", "\\|")
+    shown = clean(text, limit)
     fence = "`" * (max(map(len, re.findall(r"`+", shown)), default=0) + 1)
     pad = " " if shown.startswith("`") or shown.endswith("`") else ""
     return f"{fence}{pad}{shown or ' '}{pad}{fence}"
