@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,16 +100,17 @@ class JournalFolder:
         """For each rank its newest journal in the attempt.
 
         A program that spawns its ranks several times leaves several generations in one attempt; ranks of an older and larger
-        one must not be taken for members of the newest.
+        one must not be taken for members of the newest.  Nor may a helper that a rank started take the rank's place.
         """
         known = self.attempts
         if not known:
             return {}
         wanted = known[-1] if attempt is None else attempt
         current: dict[int, _Journal] = {}
-        for journal in sorted(self._open.values(), key=lambda j: j.age):
+        journals = [j for j in self._open.values() if j.reader.attempt == wanted and j.reader.rank is not None]
+        for journal in sorted(_without_helpers(journals), key=lambda j: j.age):
             rank = journal.reader.rank
-            if rank is not None and journal.reader.attempt == wanted:
+            if rank is not None and (rank not in current or journal.replaces(current[rank])):
                 current[rank] = journal
         newest = max(current.values(), key=lambda j: j.age, default=None)
         world = newest.world_size if newest else None
@@ -179,12 +180,42 @@ class _Journal:
     def world_size(self) -> int | None:
         return self.reader.world_size
 
+    def replaces(self, older: _Journal) -> bool:
+        """Whether the rank is this one's process now: not if that has done nothing where the older one's was at work."""
+        reader = older.reader
+        return self.reader.has_operations or not reader.has_operations or reader.exit_announced
+
+    def is_smaller(self, older: _Journal) -> bool:
+        """Whether it is of a job of fewer ranks, begun while the older one's process lived."""
+        ended, ours, theirs = older.reader.exit_time, self.world_size, older.world_size
+        return ours is not None and theirs is not None and ours < theirs and (ended is None or ended > self.reader.began)
+
     def trace(self) -> Trace | None:
         print_ = zlib.crc32(self.reader.content())
         if self._trace is None or print_ != self._print:
             self._trace, self._print = self.reader.trace(self.node), print_
         self.reader.release()
         return self._trace
+
+
+def _without_helpers(journals: list[_Journal]) -> list[_Journal]:
+    """Those that are not of a job of its own, and smaller, that a descendant of a living rank has made."""
+    if all(journal.reader.ancestor is None for journal in journals):
+        return journals
+    by_process: dict[tuple[str, int], list[_Journal]] = {}
+    for journal in journals:
+        by_process.setdefault((journal.node, journal.reader.pid), []).append(journal)
+    return [j for j in journals if not any(j.is_smaller(older) for older in _ancestors(j, by_process))]
+
+
+def _ancestors(journal: _Journal, by_process: Mapping[tuple[str, int], list[_Journal]]) -> Iterator[_Journal]:
+    seen: set[int | None] = {journal.reader.pid, None}
+    while (pid := journal.reader.ancestor) not in seen and pid is not None:
+        seen.add(pid)
+        found = by_process.get((journal.node, pid), [])
+        yield from found
+        if found:
+            journal = found[-1]
 
 
 def _with_exit(trace: Trace, exits: Mapping[int, Exit]) -> Trace:

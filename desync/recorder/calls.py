@@ -19,6 +19,7 @@ from desync.recorder.sites import Sites
 
 MAX_RANKS = 1 << 16
 NAMES = ("new_group", "split_group", "shrink_group")
+_LOOKED_AT = frozenset({list, tuple, range, set, frozenset})
 
 
 class _Inside(threading.local):
@@ -98,10 +99,15 @@ class GroupCalls:
 
 
 def _members(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...] | None:
-    ranks = options.get("ranks", arguments[0] if arguments and op == "new_group" else None)
+    """The ranks that a call names.  Only what can be looked at twice is looked at: torch must find an iterator unused."""
+    ranks: Any = options.get("ranks", arguments[0] if arguments and op == "new_group" else None)
+    if type(ranks) not in _LOOKED_AT:
+        return None
+    if all(type(rank) is int for rank in ranks):
+        return tuple(ranks)
     try:
-        return None if ranks is None else tuple(int(rank) for rank in ranks)
-    except (TypeError, ValueError):
+        return tuple(int(rank) for rank in ranks)
+    except Exception:  # noqa: BLE001 - __int__ of the user's class may do anything
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from desync.journal.layout import RecordType
@@ -15,9 +16,15 @@ from desync.recorder.sites import function_name, is_recorders, users_frames
 MAX_MESSAGE = 4000
 MAX_FRAMES = 30
 MAX_NAME = 200
+MAX_ARGUMENTS = 8
+"""Of an exception, which tell it apart from others."""
+_PLAIN = frozenset({type(None), bool, int, str})
 _QUIET_TYPES = (StopIteration, StopAsyncIteration, GeneratorExit)
 
-Raised = tuple[int, type, int, int, int]
+Raised = tuple[int, ...]
+
+_arguments: Callable[[BaseException], tuple[Any, ...]] = BaseException.__dict__["args"].__get__
+"""Those that Python itself keeps, whatever a class of the user's calls ``args``."""
 
 _lately: deque[Raised] = deque(maxlen=16)
 """What tells the last exceptions apart, without keeping them (and all that their frames hold) alive."""
@@ -27,12 +34,17 @@ _lately: deque[Raised] = deque(maxlen=16)
 def held_back(session: Session) -> None:
     """Record the exception that this thread is handling, unless that has been done."""
     error = sys.exc_info()[1]
-    if error is None or isinstance(error, _QUIET_TYPES) or (isinstance(error, SystemExit) and not error.code):
+    if error is None or isinstance(error, _QUIET_TYPES) or (isinstance(error, SystemExit) and _is_nothing(error.code)):
         return
     raised = _identity(error)
     if raised not in _lately:
         _lately.append(raised)
         record(session, error, uncaught=False)
+
+
+def _is_nothing(status: object) -> bool:
+    """Whether an exit status says nothing; asked only of types of Python's own, as others may raise."""
+    return type(status) in _PLAIN and not status
 
 
 @quiet("recording exceptions")
@@ -46,16 +58,16 @@ def passing(session: Session, error: BaseException) -> None:
 
 
 def _identity(error: BaseException) -> Raised:
-    """An id alone will not do: the next exception often lies where the last one was."""
+    """An id alone will not do: the next exception often lies where the last one was.
+
+    Of its arguments, too, only the ids: their hash and their equality are the job's code.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     code, line = (id(trace.tb_frame.f_code), trace.tb_lineno) if trace is not None else (0, 0)
-    try:
-        arguments = hash(error.args)
-    except TypeError:
-        arguments = 0
-    return id(error), type(error), arguments, code, line
+    arguments = _arguments(error)[:MAX_ARGUMENTS]
+    return id(error), id(type(error)), code, line, *map(id, arguments)
 
 
 @quiet("recording exceptions")
@@ -129,12 +141,18 @@ def install() -> None:
 
     def on_thread(arguments: Any) -> None:
         if sessions.current is not None and isinstance(arguments.exc_value, Exception):
-            name = str(getattr(arguments.thread, "name", None) or "of no name")
-            record(sessions.current, arguments.exc_value, uncaught=True, thread=name[:MAX_NAME])
+            record(sessions.current, arguments.exc_value, uncaught=True, thread=_thread_name(arguments.thread))
         thread_hook(arguments)
 
     sys.excepthook = on_main
     threading.excepthook = on_thread
+
+
+def _thread_name(thread: Any) -> str:
+    try:
+        return str(thread.name or "of no name")[:MAX_NAME]
+    except Exception:  # noqa: BLE001 - there may be no thread, and its class may be the user's
+        return "of no name"
 
 
 @quiet("watching child processes")

@@ -1,14 +1,12 @@
-"""The end of a rank: exit marks, the stacks at a kill, and gloo's race for the GIL at exit."""
+"""The end of a rank: exit marks, and gloo's race for the GIL at exit."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import ctypes
-import faulthandler
 import functools
 import os
-import signal
 import sys
 import threading
 import time
@@ -16,7 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from desync.journal.layout import RecordType
-from desync.recorder import exceptions, session
+from desync.recorder import exceptions, faults, session
 from desync.recorder.session import Session, quiet
 from desync.recorder.sites import walk
 
@@ -38,7 +36,7 @@ def install(owner: Session) -> None:
         atexit.register(_at_exit)
         _wrap_exit_functions()
         _watch_main_thread()
-    _keep_stacks(owner)
+    faults.keep_stacks(owner)
     _allow_ptrace()
 
 
@@ -126,22 +124,6 @@ def _site(owner: Session, caller: FrameType) -> int:
         return 0  # how every process of its ends; a forked one still has the line that started it on its stack
     frames, _ = walk(caller)
     return owner.writer.intern("site", frames, key=repr(frames)) if frames else 0
-
-
-@quiet("keeping the stacks at a kill")
-def _keep_stacks(owner: Session) -> None:
-    folder = os.path.join(os.environ["DESYNC_RUN_DIR"], "stacks")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    path = os.path.join(folder, f"a{session.attempt_number()}.{os.getpid()}.fault")
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    if faulthandler.is_enabled():
-        owner.writer.note("faulthandler was enabled before: stacks of a crash go where the job wants them")
-    else:
-        faulthandler.enable(handle, all_threads=True)
-        session.forgetting.append(faulthandler.disable)
-    faulthandler.register(signal.SIGTERM, handle, all_threads=True, chain=True)
-    # A loader's workers are ended by SIGTERM: their stacks are not this rank's.
-    session.forgetting.append(lambda: faulthandler.unregister(signal.SIGTERM))
 
 
 @quiet("allowing ptrace")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from desync.recorder import buckets, compiler, exceptions, exits, launched, marks, session
+from desync.recorder import buckets, claims, compiler, exceptions, exits, launched, marks, session
 from desync.recorder.calls import NAMES, GroupCalls
 from desync.recorder.ddp import Ddp
 from desync.recorder.groups import Groups
@@ -100,6 +100,7 @@ def _open(rank: int | None, world_size: int | None, c10d: Any) -> Recorder | Non
         if recorder is not None:
             recorder.retire()
         recorder = Recorder(owner, c10d)
+        claims.take()  # of whatever it starts, it is the ancestor now
         _describe(owner)
         exits.install(owner)
     return recorder

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-_LAUNCHERS = frozenset(
-    {"torchrun", "accelerate", "deepspeed", "horovodrun", "torch.distributed.run", "torch.distributed.launch"}
-)
+from desync.recorder import claims
+
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_CLAIM = "DESYNC_RANK_PID"
 
 
 def claimed_rank() -> int | None:
@@ -24,10 +21,9 @@ def claimed_rank() -> int | None:
     if "RANK" in os.environ and "LOCAL_RANK" not in os.environ:
         return None
     rank = _launched_rank()
-    claimed = os.environ.get(_CLAIM)
-    if rank is None or (claimed and claimed != str(os.getpid())) or _is_launcher():
+    if rank is None or claims.ancestor() or claims.is_launcher():
         return None
-    os.environ[_CLAIM] = str(os.getpid())
+    claims.take()
     return rank
 
 
@@ -65,14 +61,3 @@ def _first(values: list[str] | None) -> int | None:
 def _number(variable: str) -> int | None:
     value = os.environ.get(variable, "")
     return int(value) if value.isdigit() else None
-
-
-def _is_launcher() -> bool:
-    """Whether the command of this process is a launcher's: ``torchrun …``, ``python -m torch.distributed.run …``."""
-    words = sys.orig_argv[1:]
-    for position, word in enumerate(words):
-        if word == "-m":
-            return words[position + 1 : position + 2] != [] and words[position + 1] in _LAUNCHERS
-        if not word.startswith("-"):
-            return os.path.basename(word) in _LAUNCHERS
-    return False

@@ -157,7 +157,7 @@ class Marks:
     @quiet("recording the user's marks")
     def user(self, name: str, value: object) -> None:
         """Record a mark of the user's."""
-        name = str(name)[:MAX_TEXT]
+        name = _text(name)
         writer = self.session.writer
         number = value if type(value) is int and 0 <= value < MAX_NUMBER else None
         text = None if value is None or number is not None else _text(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from desync.recorder import session as sessions
 from desync.recorder.session import Session, quiet
@@ -19,7 +19,8 @@ class Samplers:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._seen: WeakKeyDictionary[Any, tuple[int, list[int]]] = WeakKeyDictionary()
+        # By their ids, with a reference that says whose it is: the hash and the equality of a sampler are the job's code.
+        self._seen: dict[int, tuple[ref[Any], int, list[int]]] = {}
         self._count = 0
 
     def install(self) -> None:
@@ -39,14 +40,22 @@ class Samplers:
     def _begins(self, sampler: Any) -> None:
         if sessions.current is not self.session:
             return
-        known = self._seen.get(sampler)
-        if known is None:
+        known = self._seen.get(id(sampler))
+        if known is None or known[0]() is not sampler:
             if self._count >= MAX_SAMPLERS:
                 return
             self._count += 1
-            known = self._seen[sampler] = (self._count, [])
-        number, epochs = known
-        if len(epochs) < PASSES:
-            epochs.append(int(sampler.epoch))
-            said = {"number": number, "name": type(sampler.dataset).__name__, "shuffle": bool(sampler.shuffle)}
-            self.session.writer.intern("sampler", {**said, "epochs": epochs})
+            known = self._seen[id(sampler)] = (ref(sampler), self._count, [])
+        _, number, epochs = known
+        if len(epochs) < PASSES and (said := _said(sampler)) is not None:
+            name, shuffle, epoch = said
+            epochs.append(epoch)
+            self.session.writer.intern("sampler", {"number": number, "name": name, "shuffle": shuffle, "epochs": epochs})
+
+
+def _said(sampler: Any) -> tuple[str, bool, int] | None:
+    """Its dataset's class, whether it shuffles, and its epoch; None where they cannot be asked for."""
+    try:
+        return type(sampler.dataset).__name__, bool(sampler.shuffle), int(sampler.epoch)
+    except Exception:  # noqa: BLE001 - properties may do anything
+        return None

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from desync.journal.writer import JournalWriter
+from desync.recorder import claims
 from desync.recorder.sites import of_others
 
 P = ParamSpec("P")
@@ -63,7 +64,7 @@ class Session:
             raise error
         count = self._failures[part] = self._failures.get(part, 0) + 1
         if count == 1:
-            self._note(f"{part} failed on this rank: {type(error).__name__}: {error}")
+            self._note(f"{part} failed on this rank: {described(error)}")
         elif count == MAX_FAILURES:
             self._note(f"{part} failed {count} times on this rank; what it should have recorded is missing")
 
@@ -98,7 +99,7 @@ def quiet(part: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 elif of_others(error.__traceback__):
                     raise
                 else:
-                    complain(f"{part} failed: {type(error).__name__}: {error}")
+                    complain(f"{part} failed: {described(error)}")
                 return None
 
         return safe
@@ -162,7 +163,7 @@ def _open(run_directory: str) -> JournalWriter | None:
         return _new_journal(folder, attempt)
     except Exception as error:  # noqa: BLE001 - a job without a journal is still a job
         _refused = True
-        complain(f"no journal: {type(error).__name__}: {error}")
+        complain(f"no journal: {described(error)}")
         return None
 
 
@@ -173,7 +174,8 @@ def _new_journal(folder: str, attempt: int) -> JournalWriter:
         number = f"{os.getpid()}{f'{generation:02}' if generation else ''}"
         name = f"a{attempt}.{node}.{number}.journal"
         try:
-            return JournalWriter(os.path.join(folder, name), attempt=attempt, **_sizes())
+            path = os.path.join(folder, name)
+            return JournalWriter(path, attempt=attempt, ancestor=claims.ancestor(), **_sizes())
         except FileExistsError:
             continue
     raise FileExistsError(f"{MAX_GENERATIONS} journals of process {os.getpid()} are in {folder}")
@@ -194,13 +196,21 @@ def attempt_number() -> int:
     return int(value) if value.isdigit() else 0
 
 
+def described(error: Exception) -> str:
+    """An exception's type and message; the message may be the user's own code."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - whatever its __str__ does
+        return type(error).__name__
+
+
 def complain(text: str) -> None:
     """Say where there is no journal to say it in: beside the journals, else on standard error."""
     rank = os.environ.get("RANK", "?")
     line = f"rank {rank} (pid {os.getpid()}): {text}\n"
     with contextlib.suppress(Exception):
         path = os.path.join(os.environ["DESYNC_RUN_DIR"], "journals", f"{os.getpid()}.note")
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(line)
         return

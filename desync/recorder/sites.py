@@ -121,10 +121,14 @@ def users_frames(trace: TracebackType | None) -> list[tuple[str, str, int]]:
 
 
 def of_others(trace: TracebackType | None) -> bool:
-    """Whether an exception was raised by code that is neither the recorder's nor torch's nor the standard library's."""
+    """Whether an exception was raised by code that is neither the recorder's nor torch's nor the standard library's.
+
+    Special methods of the job's objects (``__str__``, ``__hash__``) do not count: the recorder's own doing has called them.
+    """
     while trace is not None:
-        if _origin(trace.tb_frame.f_code.co_filename) != "machinery":
-            return True
+        code = trace.tb_frame.f_code
+        if _origin(code.co_filename) != "machinery":
+            return not (code.co_name.startswith("__") and code.co_name.endswith("__")) or code.co_name == "__call__"
         trace = trace.tb_next
     return False
 

@@ -9,10 +9,14 @@ import sys
 from importlib.machinery import PathFinder
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_OTHER = "DESYNC_HIDDEN_BY"
+"""Where a process has found another ``desync``, for those that multiprocessing starts from it."""
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 
 
 def _arm() -> None:
+    if _OTHER in os.environ and _is_multiprocessings():
+        return  # it will be given the path of the process that started it, which has said why
     try:
         _find_package()
         from desync.recorder import imports
@@ -26,6 +30,10 @@ def _find_package() -> None:
     """Make ``desync`` importable: the job's interpreter may be another one than that which runs ``desync watch``."""
     if "desync" in sys.modules:
         return
+    if (other := _programs_own()) is not None:
+        os.environ[_OTHER] = other
+        raise ImportError(f"another package is called desync: {other}")
+    os.environ.pop(_OTHER, None)  # what an ancestor found is none of this program's
     spec = PathFinder.find_spec("desync")
     if spec is None:
         # Only this package: its neighbours in another environment's site-packages are none of the job's business.
@@ -41,6 +49,31 @@ def _find_package() -> None:
         spec.loader.exec_module(module)
     elif not os.path.isdir(os.path.join(os.path.dirname(spec.origin or ""), "recorder")):
         raise ImportError(f"another package is called desync: {spec.origin}")
+
+
+def _programs_own() -> str | None:
+    """A ``desync`` of the user's beside the program that runs: it is on no path yet, but the program must get it, not ours."""
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    program = sys.argv[0] if sys.argv else ""
+    try:
+        if program not in ("", "-", "-c", "-m"):
+            program = os.path.realpath(program)
+            folder = program if os.path.isdir(program) else os.path.dirname(program)
+        elif _is_multiprocessings():
+            return None
+        else:
+            folder = os.getcwd()
+    except OSError:
+        return None  # the working directory was removed
+    package, module = os.path.join(folder, "desync", "__init__.py"), os.path.join(folder, "desync.py")
+    if os.path.isfile(package):
+        return None if os.path.isdir(os.path.join(folder, "desync", "recorder")) else package
+    return module if os.path.isfile(module) else None
+
+
+def _is_multiprocessings() -> bool:
+    return any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
 
 
 def _complain(text: str) -> None:

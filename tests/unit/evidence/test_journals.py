@@ -11,15 +11,27 @@ from desync.journal.writer import JournalWriter
 from desync.model import Activity, Exit, Job, Motion, RankStacks
 
 
-def journal(folder: Path, rank: int, pid: int, *, attempt: int = 0, world: int = 2, started: int = 0) -> JournalWriter:
-    """A small journal of a rank that has entered one all_reduce."""
+def journal(
+    folder: Path,
+    rank: int,
+    pid: int,
+    *,
+    attempt: int = 0,
+    world: int = 2,
+    started: int = 0,
+    ancestor: int = 0,
+    works: bool = True,
+) -> JournalWriter:
+    """A small journal of a rank that has entered one all_reduce (if it ``works``)."""
     folder.mkdir(exist_ok=True)
-    writer = JournalWriter(str(folder / f"a{attempt}.node.x.{pid}.journal"), attempt=attempt, slots=64, heap_bytes=1 << 16)
+    path = str(folder / f"a{attempt}.node.x.{pid}.journal")
+    writer = JournalWriter(path, attempt=attempt, ancestor=ancestor, slots=64, heap_bytes=1 << 16)
     writer.words[Header.PID] = pid
     writer.words[Header.PROCESS_START] = started
     writer.identify(rank, world)
     writer.intern("info", {"torch": "2.13.0", "python": "3.11"})
-    enter(writer, 1)
+    if works:
+        enter(writer, 1)
     return writer
 
 
@@ -105,6 +117,58 @@ def test_of_ranks_that_were_spawned_twice_the_newer_generation_counts(folder: Pa
     journals = JournalFolder(folder)
     journals.refresh()
     assert [(trace.rank, trace.pid) for trace in journals.evidence(Job()).traces] == [(0, 5), (1, 6)]
+
+
+def processes(folder: Path) -> dict[int, int]:
+    """Number of the process of each rank."""
+    journals = JournalFolder(folder)
+    journals.refresh()
+    found = {rank: process.pid for rank, process in journals.ranks().items()}
+    journals.close()
+    return found
+
+
+def test_a_process_without_operations_does_not_replace_the_rank(folder: Path) -> None:
+    first = journal(folder, 1, pid=11, started=100)
+    helper = journal(folder, 1, pid=12, started=200, works=False)
+    assert processes(folder) == {1: 11}
+    enter(helper, 1)  # the real training, which a wrapper started
+    assert processes(folder) == {1: 12}
+    journal(folder, 1, pid=13, started=300, works=False)
+    assert processes(folder) == {1: 12}
+    enter(first, 2)
+    assert processes(folder) == {1: 12}
+
+
+def test_the_next_program_of_a_rank_replaces_one_that_has_ended(folder: Path) -> None:
+    journal(folder, 1, pid=11, started=100).exiting(0)
+    journal(folder, 1, pid=12, started=200, works=False)
+    assert processes(folder) == {1: 12}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_of_its_own_that_a_helper_makes_does_not_replace_the_ranks(folder: Path, rank: int) -> None:
+    for number in range(2):
+        journal(folder, number, pid=10 + number, started=100)
+    journal(folder, 0, pid=20, world=1, started=200, ancestor=10 + rank)
+    journal(folder, 0, pid=30, world=1, started=300, ancestor=20)  # a helper's helper
+    assert processes(folder) == {0: 10, 1: 11}
+
+
+def test_descendants_may_be_the_ranks_of_a_larger_or_later_job(folder: Path) -> None:
+    first = journal(folder, 0, pid=10, world=2, started=100, ancestor=5)  # a wrapper without a journal
+    for rank in range(3):
+        journal(folder, rank, pid=20 + rank, world=3, started=200, ancestor=10)
+    assert processes(folder) == {0: 20, 1: 21, 2: 22}
+    first.exiting(0)
+    journal(folder, 0, pid=40, world=1, started=400, ancestor=10)
+    assert processes(folder) == {0: 40}
+
+
+def test_ancestors_that_go_in_a_circle_are_followed_once(folder: Path) -> None:
+    journal(folder, 0, pid=10, ancestor=11)
+    journal(folder, 1, pid=11, ancestor=10)
+    assert processes(folder) == {0: 10, 1: 11}
 
 
 def test_exits_seen_from_outside_and_announced_ones_are_joined(folder: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from desync.recorder import launched
+from desync.recorder import claims, launched
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE")
 CLAIM = "DESYNC_RANK_PID"
@@ -64,6 +64,28 @@ def test_the_rank_that_an_ancestor_has_claimed_is_not_this_processs(monkeypatch:
     assert launched.claimed_rank() is None
     monkeypatch.setenv(CLAIM, str(os.getpid()))  # the same process after os.exec
     assert launched.claimed_rank() == 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "before", "argv", "after"),
+    [
+        ("1", "", ["train.py"], str(os.getpid())),
+        ("1", "77", ["train.py"], "77"),  # a helper of the rank's
+        ("one", "", ["train.py"], ""),
+        ("1", "", ["-m", "torch.distributed.run", "train.py"], None),
+        ("1", "77", ["/usr/bin/torchrun", "train.py"], None),  # whom it starts gets a rank of its own
+    ],
+)
+def test_a_rank_is_claimed_when_its_interpreter_starts(
+    monkeypatch: pytest.MonkeyPatch, rank: str, before: str, argv: list[str], after: str | None
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv(CLAIM, before)
+    monkeypatch.setattr(sys, "orig_argv", ["python", *argv])
+    claims.at_start()
+    assert os.environ.get(CLAIM) == after
+    assert claims.ancestor() == (77 if after == "77" else 0)
 
 
 @pytest.mark.parametrize(

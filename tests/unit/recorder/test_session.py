@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from desync.journal.layout import Header
 from desync.journal.reader import JournalReader
 from desync.recorder import exceptions, exits, session
+from desync.recorder.samplers import PASSES, Samplers
 from desync.recorder.session import MAX_FAILURES, Session, quiet
 
 
@@ -112,6 +114,84 @@ def test_a_failure_is_said_beside_the_journal_if_not_in_it(owner: Session, run_d
     with mock.patch.object(owner.writer, "note", side_effect=OSError("gone")):
         quiet("testing")(mock.Mock(side_effect=RuntimeError("broken"), __name__="part"))()
     assert "testing failed on this rank" in (run_directory / "journals" / f"{os.getpid()}.note").read_text()
+
+
+class UnspeakableError(Exception):
+    """Whatever it is asked raises; as settings that are resolved late, or proxies of something that is gone."""
+
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+class Touchy:
+    """Not to be touched."""
+
+    def __hash__(self) -> int:
+        raise UnspeakableError
+
+    def __eq__(self, _other: object) -> bool:
+        raise UnspeakableError
+
+    def __bool__(self) -> bool:
+        raise UnspeakableError
+
+    def __str__(self) -> str:
+        raise UnspeakableError
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bad batch", Touchy()), UnspeakableError(Touchy()), SystemExit(Touchy())])
+def test_exceptions_that_cannot_be_asked_anything_are_recorded(owner: Session, error: BaseException) -> None:
+    for _ in range(3):
+        try:
+            raise error
+        except BaseException:  # noqa: BLE001 - it is the test's own
+            exceptions.held_back(owner)
+            with pytest.raises(SystemExit, match="3"):
+                sys.exit(3)
+    assert owner.writer.words[Header.RECORDS] == 1
+    assert notes(owner) == ()
+
+
+def test_what_special_methods_of_the_jobs_objects_raise_is_the_recorders_own_failure(owner: Session) -> None:
+    assert quiet("testing")(functools.partial(hash, Touchy()))() is None
+    assert notes(owner) == ("testing failed on this rank: UnspeakableError",)
+    exceptions._thread_name(Touchy())
+
+
+def test_samplers_that_cannot_be_asked_are_left_alone(owner: Session) -> None:
+    class Sampler(Touchy):
+        dataset, shuffle, epoch = (), True, 2
+
+    class Proxy(Sampler):
+        @property
+        def epoch(self) -> int:  # type: ignore[override]  # for whom it was made, it is one
+            raise UnspeakableError
+
+    samplers = Samplers(owner)
+    plain, proxy = Sampler(), Proxy()
+    for _ in range(PASSES + 1):
+        samplers._begins(plain)
+        samplers._begins(proxy)
+    samplers._begins(Sampler())
+    assert notes(owner) == ()
+    reader = JournalReader(owner.writer.path)
+    assert reader.rank == 1
+    trace = reader.trace()
+    reader.close()
+    assert trace is not None
+    assert [(sampler.name, sampler.epochs) for sampler in trace.samplers] == [("tuple", (2,) * PASSES), ("tuple", (2,))]
+
+
+def test_a_note_is_never_written_through_a_link(
+    run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_directory / "journals").mkdir()
+    target = tmp_path / "of_others.txt"
+    target.write_text("kept")
+    (run_directory / "journals" / f"{os.getpid()}.note").symlink_to(target)
+    session.complain("something")
+    assert target.read_text() == "kept"
+    assert "something" in capsys.readouterr().err
 
 
 def test_a_forked_child_forgets_its_parents_session(owner: Session, monkeypatch: pytest.MonkeyPatch) -> None:

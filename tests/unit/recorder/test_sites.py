@@ -168,6 +168,15 @@ def test_an_exception_of_the_recorder_is_told_from_one_that_a_handler_raised() -
     assert not of_others(None)
 
 
+@pytest.mark.parametrize(("name", "others"), [("__hash__", False), ("__call__", True), ("hash", True)])
+def test_special_methods_of_the_job_that_the_recorder_calls_are_its_own_doing(name: str, others: bool) -> None:
+    method = run_in("/home/ada/train.py", f"def {name}(): return deeper()\ndef deeper(): raise ValueError")[name]
+    inner = run_in(sites.__file__, "def record(): return method()", method=method)["record"]
+    trace = raised(inner).__traceback__
+    assert trace is not None
+    assert of_others(trace.tb_next) == others
+
+
 def test_functions_have_their_qualified_names_where_python_knows_them() -> None:
     class Model:
         def forward(self) -> FrameType:
