@@ -7,6 +7,7 @@ Only the one that is asked for is imported, so that none pays for what another n
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import os
@@ -55,6 +56,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``desync`` with these arguments (default: the process's own); returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _fill_standard_streams()
     try:
         try:
             return _dispatch(arguments)
@@ -70,6 +72,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last place that can turn a defect into a message
         remedy = "this is a defect of desync: please report it, with what DESYNC_DEBUG=1 in the environment adds"
         return _failed(f"internal error: {type(error).__name__}: {error}; {remedy}", EXIT_INTERNAL)
+
+
+def _fill_standard_streams() -> None:
+    """Open /dev/null in the place of each standard stream that was closed at the start (``<&-``).
+
+    Else the next file or pipe gets its number, and is taken for it by whatever is started.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        with contextlib.suppress(OSError):
+            if not _is_open(number):
+                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+            if getattr(sys, name) is None:
+                setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,11 +49,16 @@ class RunRecord:
 def save(record: RunRecord, run_directory: Path) -> None:
     """Write ``run.json`` in one step (a reader sees the old one or the new one).  Raises OSError."""
     text = json.dumps(_to_json(record), separators=(",", ":"))
-    temporary = run_directory / f".{RUN_FILE}.{os.getpid()}"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-    os.replace(temporary, run_directory / RUN_FILE)
+    # A new file, whatever lies there: it must be nobody's else.
+    handle, temporary = tempfile.mkstemp(dir=run_directory, prefix=f".{RUN_FILE}.")
+    try:
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        os.replace(temporary, run_directory / RUN_FILE)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def read(run_directory: Path) -> RunRecord:

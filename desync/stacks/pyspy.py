@@ -10,6 +10,7 @@ Nothing here raises: a stack that cannot be had becomes a note.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,12 @@ def _take_all(
     # Several at once cost each other little until the cores run out; what reads symbols wants a core of its own.
     workers = min(len(pids), max(2, os.cpu_count() or 1) if "--native" in mode else 16)
     with ThreadPoolExecutor(workers) as pool:
-        waiting = {rank: pool.submit(_take_one, tool, rank, pid, deadline, mode) for rank, pid in pids.items()}
+        waiting: dict[int, Future[Taken]] = {}
+        for rank, pid in pids.items():
+            try:
+                waiting[rank] = pool.submit(_take_one, tool, rank, pid, deadline, mode)
+            except RuntimeError as error:  # the limit of processes and threads is reached
+                problems[rank] = f"py-spy cannot be started ({error})"
         for rank, future in waiting.items():
             try:
                 taken[rank] = future.result()
@@ -162,7 +168,8 @@ def _let_go(pid: int) -> None:
     """A tracer that is killed between attaching and waiting can leave its process stopped; never leave it so."""
     for _ in range(10):
         if _is_stopped(pid):
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(OSError):  # it may have ended meanwhile
+                os.kill(pid, signal.SIGCONT)
             return
         time.sleep(0.01)
 

@@ -50,7 +50,8 @@ def _set_nccl(environment: dict[str, str], run_directory: Path, level: str | Non
 def _python_path(before: str | None) -> str:
     startup, home = startup_folder(), package_home()
     parts = [str(startup), *([before] if before else [])]
-    # An installed desync is found by itself.  A source tree is appended, after everything of the user's.
+    # An installed desync is found by itself.  A source tree is appended: after the user's own path, and
+    # before the standard library and what is installed.
     if home.name not in _INSTALLED and str(home) not in (before or "").split(os.pathsep):
         parts.append(str(home))
     return os.pathsep.join(parts)

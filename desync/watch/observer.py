@@ -101,7 +101,7 @@ class Observer:
     def live_pids(self) -> dict[int, int]:
         """Pids by rank, of the ranks on this machine that have not ended."""
         ended = self._exit_watch.exits()
-        return {rank: process.pid for rank, process in self._local().items() if process.pid not in ended}
+        return {rank: p.pid for rank, p in self._local().items() if (p.pid, p.started) not in ended}
 
     def ended_ranks(self) -> dict[int, bool]:
         """Ranks whose process has ended, and whether that looks like a fault: not announced, or with a status other than 0."""
@@ -118,9 +118,12 @@ class Observer:
         return all(announced.get(rank, False) for rank in self.live_pids())
 
     def exits(self, attempt: int | None = None) -> dict[int, Exit]:
-        """Process ends by pid, with the best known status."""
-        spawned = {process.pid: rank for rank, process in self._local(attempt).items()}
-        exits = self._exit_watch.exits()
+        """Process ends by pid, with the best known status; of a number that was used again, what the attempt's process did."""
+        local = self._local(attempt)
+        spawned = {process.pid: rank for rank, process in local.items()}
+        ended = self._exit_watch.exits()
+        exits = {pid: end for (pid, _), end in ended.items() if pid not in spawned}
+        exits |= {p.pid: ended[p.pid, p.started] for p in local.values() if (p.pid, p.started) in ended}
         for pid, end in exits.items():
             if end.code is None:
                 exits[pid] = replace(end, code=self.codes.best(pid, spawned.get(pid)))

@@ -26,10 +26,10 @@ class Output:
 
     def __init__(self, log: Path, status_line: bool) -> None:
         """Start the relay.  Raises OSError."""
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         out_read, self.stdout = os.pipe()
         err_read, self.stderr = os.pipe()
         self._job_ends: tuple[int, ...] = (self.stdout, self.stderr)
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         relay = Path(__file__).with_name("relay.py")
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own file, with numbers as its only arguments

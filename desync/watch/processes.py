@@ -27,9 +27,9 @@ class ExitWatch:
 
     def __init__(self, on_exit: Callable[[], None] = lambda: None) -> None:
         self.on_exit = on_exit
-        self._exits: dict[int, Exit] = {}
+        self._exits: dict[tuple[int, int], Exit] = {}
         self._known: set[tuple[int, int]] = set()
-        self._descriptors: dict[int, int] = {}
+        self._descriptors: dict[int, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe()
         self._poll = select.poll()
@@ -40,29 +40,33 @@ class ExitWatch:
 
     def add(self, pid: int, started: int) -> None:
         """Watch a process; ``started`` in clock ticks since boot tells it apart from a later one with its number."""
-        if (pid, started) in self._known:
+        process = (pid, started)
+        if process in self._known:
             return
-        self._known.add((pid, started))
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._ended(pid, None)
-            return
-        except OSError:
-            self._follow(pid, started)
-            return
+            self._ended(process, None)
+        except (OSError, AttributeError):  # some builds of Python (conda's) lack the function
+            self._follow(process)
+        else:
+            self._wait_for(process, descriptor)
+        self._known.add(process)
+
+    def _wait_for(self, process: tuple[int, int], descriptor: int) -> None:
+        pid, started = process
         now = stat_fields(pid)
         if now is None or (started and int(now[19]) != started):
             os.close(descriptor)
-            self._ended(pid, None)
+            self._ended(process, None)
             return
         with self._lock:
-            self._descriptors[descriptor] = pid
+            self._descriptors[descriptor] = process
             self._poll.register(descriptor, select.POLLIN)
         os.write(self._wake_write, b".")
 
-    def exits(self) -> dict[int, Exit]:
-        """Processes that have ended, by pid; the code is None where it could not be had."""
+    def exits(self) -> dict[tuple[int, int], Exit]:
+        """Processes that have ended, by pid and start, as they were added; the code is None where it could not be had."""
         with self._lock:
             return dict(self._exits)
 
@@ -81,24 +85,26 @@ class ExitWatch:
                     os.read(self._wake_read, 4096)
                     continue
                 with self._lock:
-                    pid = self._descriptors.pop(descriptor)
+                    process = self._descriptors.pop(descriptor)
                     self._poll.unregister(descriptor)
-                code = zombie_code(pid)
+                code = zombie_code(process[0])
                 os.close(descriptor)
-                self._ended(pid, code)
+                self._ended(process, code)
 
-    def _ended(self, pid: int, code: int | None) -> None:
+    def _ended(self, process: tuple[int, int], code: int | None) -> None:
         with self._lock:
-            self._exits[pid] = Exit(time=time.time_ns(), code=code)
+            self._exits[process] = Exit(time=time.time_ns(), code=code)
         self.on_exit()
 
-    def _follow(self, pid: int, started: int) -> None:
-        """Where the kernel has no pidfd (or none is left): look ten times a second."""
+    def _follow(self, process: tuple[int, int]) -> None:
+        """Where there is no pidfd (or none is left): look ten times a second."""
+        pid, started = process
 
         def look() -> None:
             while not self._closing:
-                if (code := zombie_code(pid)) is not None or process_start(pid) not in (started, *([] if started else [None])):
-                    self._ended(pid, code)
+                now = process_start(pid)
+                if now is None or (started and now != started):
+                    self._ended(process, zombie_code(pid) if now is None else None)
                     return
                 time.sleep(0.1)
 
@@ -124,6 +130,18 @@ def tree(roots: Iterable[int]) -> list[psutil.Process]:
     return list(found.values())
 
 
+def group_of(pid: int) -> list[psutil.Process]:
+    """Descendants of a child of ours, not collected yet, that are in its process group: a signal to the group reaches them."""
+    found = []
+    with contextlib.suppress(psutil.Error, ProcessLookupError):
+        group = os.getpgid(pid)
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(process.pid) == group:
+                    found.append(process)
+    return found
+
+
 def end(processes: Iterable[psutil.Process], grace_s: float) -> None:
     """Ask the processes to end (SIGTERM), and after ``grace_s`` seconds make them (SIGKILL)."""
     processes = list(processes)
@@ -141,14 +159,15 @@ def end(processes: Iterable[psutil.Process], grace_s: float) -> None:
 def _still_alive(processes: Iterable[psutil.Process], limit_s: float) -> list[psutil.Process]:
     """Those that have not ended within the limit; psutil's own waiting would take our children's exit status."""
     deadline = time.monotonic() + limit_s
-    alive = [process for process in processes if _runs(process)]
+    alive = [process for process in processes if runs(process)]
     while alive and time.monotonic() < deadline:
         time.sleep(0.02)
-        alive = [process for process in alive if _runs(process)]
+        alive = [process for process in alive if runs(process)]
     return alive
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended; a zombie has."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
-MAX_MAPS = 8 << 20
+from desync.watch.threads import MAX_MAPS
+
 MAX_RANK = 1 << 22
 
 _BY_LAUNCHER = (

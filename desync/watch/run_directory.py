@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -53,6 +54,7 @@ def _make(wanted: Path) -> Path:
 def _make_default(command: Sequence[str], now: datetime) -> Path:
     base = BASE.absolute()
     base.mkdir(mode=0o700, exist_ok=True)
+    _refuse_strangers(base)
     stem = f"{now:%Y%m%d-%H%M%S}-{command_name(command)}"
     for number in range(1, MAX_SAME_SECOND):
         directory = base / (stem if number == 1 else f"{stem}-{number}")
@@ -60,6 +62,17 @@ def _make_default(command: Sequence[str], now: datetime) -> Path:
             directory.mkdir(mode=0o700)
             return directory
     raise RunDirectoryError(f"{MAX_SAME_SECOND} runs named {stem} exist", _REMEDY)
+
+
+def _refuse_strangers(base: Path) -> None:
+    """Keep out of a folder that somebody else has laid out: its owner could put files of his own in a run's place."""
+    owners = {base.lstat().st_uid, base.stat().st_uid} - {0, os.geteuid()}
+    if owners:
+        # On some network and container file systems even what we make ourselves belongs to another.
+        with tempfile.TemporaryFile(dir=base) as own:
+            owners -= {os.fstat(own.fileno()).st_uid}
+    if owners:
+        raise RunDirectoryError(f"{base} belongs to somebody else (user {min(owners)})", _REMEDY)
 
 
 def command_name(command: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -19,11 +18,12 @@ from desync.errors import LaunchError, RunDirectoryError
 from desync.evidence.run_directory import RunRecord, save
 from desync.watch import processes, run_directory
 from desync.watch.environment import DebugLevels, job_environment
-from desync.watch.launch import find_program, launch
+from desync.watch.launch import find_program, in_foreground, launch
 from desync.watch.observer import Observer
 from desync.watch.output import LogTail, Output
+from desync.watch.receiver import Receiver
 from desync.watch.reporter import Reporter
-from desync.watch.signals import ENDING, SignalQueue
+from desync.watch.signals import ENDING, SignalQueue, Taken, stop
 from desync.watch.status_line import Voice
 from desync.watch.watchdog import Diagnose, Watchdog
 
@@ -73,7 +73,9 @@ class Session:
         hang_after_ns = int(options.hang_after_s * 1e9)
         self.record = RunRecord(options.command, time.time_ns(), socket.gethostname(), hang_after_ns)
         self._save()
-        self.output, self.job = self._start()
+        shares_group = in_foreground()
+        self.output, self.job = self._start(own_group=not shares_group)
+        self.receiver = Receiver(self.job, shares_group)
         self.observer = Observer(directory, self.record.job, hang_after_ns)
         self.tail = LogTail(directory / OUTPUT_FILE, self.observer.hear)
         reporter = Reporter(directory, self.voice, annotate=options.annotate, kill=options.kill_on_hang)
@@ -81,7 +83,7 @@ class Session:
         self._killed_hung = False
         self._asked_to_end = False
 
-    def _start(self) -> tuple[Output, subprocess.Popen[bytes]]:
+    def _start(self, *, own_group: bool) -> tuple[Output, subprocess.Popen[bytes]]:
         environment = job_environment(os.environ, self.directory, self.options.levels)
         if sys.stdout.isatty():
             # As on a terminal, where Python does not hold lines back.
@@ -93,7 +95,7 @@ class Session:
                 f"{self.directory / OUTPUT_FILE} cannot be written ({error.strerror})", "choose another place with --run-dir"
             ) from error
         try:
-            return output, launch(self.options.command, environment, output)
+            return output, launch(self.options.command, environment, output, own_group=own_group)
         except LaunchError:
             output.release()
             output.finish(LATE_OUTPUT_S)
@@ -153,20 +155,35 @@ class Session:
         self._end_tree()
 
     def _end_tree(self) -> None:
-        processes.end(processes.tree((self.job.pid, *self.observer.live_pids().values())), GRACE_S)
+        # The number of a launcher that was collected may belong to a stranger by now.
+        launcher = (self.job.pid,) if self.job.returncode is None else ()
+        processes.end(processes.tree((*launcher, *self.observer.live_pids().values())), GRACE_S)
 
-    def _hand_on(self, number: signal.Signals) -> None:
-        """Give the job a signal that came to the watcher; who ends a hung job wants to know where its ranks were."""
-        if number in ENDING and not self._asked_to_end:
-            self._asked_to_end = True
-            self.watchdog.told_to_end(f"the watcher was sent {number.name} and handed it on to the job")
+    def _hand_on(self, taken: Taken) -> None:
+        """Give the job a signal that came to the watcher."""
+        self._heed(taken)
+        if problem := self.receiver.give(taken):
+            self.watchdog.add_note(problem)
+        if taken.number is signal.SIGTSTP:
+            stop(taken)
+            self.receiver.give(taken, signal.SIGCONT)
+
+    def _heed(self, taken: Taken) -> None:
+        """Note it if someone asks the job to end; who ends a hung job wants to know where its ranks were."""
+        if taken.number not in ENDING or self._asked_to_end:
+            return
+        self._asked_to_end = True
+        name = taken.number.name
+        if self.receiver.shares_group and not taken.from_process:
+            self.watchdog.told_to_end(f"the terminal sent {name} to the job", taken.since)
+        else:
+            runs = self.job.returncode is None
+            done = "and handed it on to the job" if runs else "when the job's launcher had ended"
+            self.watchdog.told_to_end(f"the watcher was sent {name} {done}")
+        try:
             self.watchdog.take_urgent_stacks()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.job.pid, number)
-        if number is signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.job.pid, signal.SIGCONT)
+        except Exception as error:  # noqa: BLE001 - whatever becomes of the stacks, the job has to get its signal
+            self.watchdog.add_note(f"no stacks at {name}: {type(error).__name__}: {error}")
 
     # --- the end
 
@@ -184,6 +201,9 @@ class Session:
 
     def _conclude(self, code: int) -> None:
         self.observer.refresh()
+        # A terminal's Ctrl-C may have ended the launcher before the loop came to it.
+        while (taken := self.signals.wait(0)) is not None:
+            self._heed(taken)
         self._await_ranks()
         if not self.output.finish(LATE_OUTPUT_S):
             self.watchdog.add_note("processes of the job still held its output open when its launcher had ended")
@@ -204,8 +224,11 @@ class Session:
     def _await_ranks(self) -> None:
         """Ranks end a moment after their launcher, or outlive it: then end them only if someone asked for the job's end."""
         deadline = time.monotonic() + (GRACE_S if self._asked_to_end else RANKS_END_S)
-        while (left := self.observer.live_pids()) and time.monotonic() < deadline:
-            self.signals.wait(TICK_S)
+        while (self.observer.live_pids() or self.receiver.left()) and time.monotonic() < deadline:
+            if (taken := self.signals.wait(TICK_S)) is not None:
+                self._heed(taken)
+        left = self.observer.live_pids()
+        self.receiver.give_those_left(but=left.values())
         if left and self._asked_to_end:
             self._end_tree()
         elif left:

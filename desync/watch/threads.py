@@ -8,6 +8,9 @@ from pathlib import Path
 
 from desync.model import Frame
 
+MAX_MAPS = 8 << 20
+"""So much is read of the list of what a process has mapped."""
+
 
 @dataclass(frozen=True, slots=True)
 class Clock:
@@ -130,6 +133,3 @@ def uses_gpu(pid: int, proc: Path = Path("/proc")) -> bool:
     except OSError:
         return False
     return any(device in mapped for device in (b"/dev/nvidia", b"/dev/kfd", b"/dev/dri/"))
-
-
-MAX_MAPS = 8 << 20

@@ -241,9 +241,9 @@ class Watchdog:
         if text not in self._notes:
             self._notes.append(text)
 
-    def told_to_end(self, why: str) -> None:
-        """Say that the job is being ended from outside: what kills its ranks from now on is no fault of theirs."""
-        self._told_to_end = self._told_to_end or time.time_ns()
+    def told_to_end(self, why: str, since: int | None = None) -> None:
+        """Say that the job is being ended from outside: who is killed from now (or ``since``) on is not at fault."""
+        self._told_to_end = self._told_to_end or since or time.time_ns()
         self._note(why)
 
     def add_note(self, text: str) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -117,6 +118,22 @@ sys.exit(cli.main(["doctor"]))
     done = subprocess.run([sys.executable, "-c", program], stdout=write_end, stderr=subprocess.PIPE, check=False)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_change_neither_the_jobs_output_nor_its_status(closed: tuple[int, ...], tmp_path: Path) -> None:
+    job = "import os, sys; print('out'); print('err', file=sys.stderr); print(os.fstat(0)); sys.exit(5)"
+    shell = "exec " + " ".join(f"{number}>&-" for number in closed) + '; exec "$@"'
+    watch = [sys.executable, "-m", "desync", "watch", "--run-dir", str(tmp_path / "run"), "--", sys.executable, "-c", job]
+    done = subprocess.run(
+        ["bash", "-c", shell, "bash", *watch], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 5, done.stderr
+    log = (tmp_path / "run" / "output.log").read_text().splitlines()
+    assert {"out", "err"} < set(log)
+    assert any(line.startswith("os.stat_result") for line in log)
+    assert ("out" in done.stdout.splitlines()) is (1 not in closed)
+    assert ("err" in done.stderr.splitlines()) is (2 not in closed)
 
 
 def test_mark_reaches_a_started_recorder_and_is_silent_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,6 +99,23 @@ def test_a_stopped_process_is_read_and_stays_stopped() -> None:
         taken = pyspy.take({0: process.pid}, limit_s=20, native=False)
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
     assert functions(taken, 0) == ["hold", "outer", "<module>"]
+
+
+def test_without_a_thread_for_pyspy_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(pyspy, "find_pyspy", lambda: "py-spy")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    taken = pyspy.take({0: 1, 1: 2}, limit_s=1, native=True)
+    assert taken == pyspy.TakenStacks(notes=("no stack of ranks 0, 1: py-spy cannot be started (can't start new thread)",))
+
+
+def test_a_process_that_ends_while_it_is_let_go_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    monkeypatch.setattr(pyspy, "_is_stopped", lambda pid: True)
+    pyspy._let_go(gone.pid)
 
 
 def test_without_pyspy_a_note_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from desync.evidence.liveness import process_start
 from desync.journal.layout import Flag, RecordType
 from desync.journal.writer import JournalWriter
 from desync.model import Frame, Job, RankStacks, Stack
@@ -66,3 +67,16 @@ def test_a_job_is_ending_when_all_who_live_have_said_so(tmp_path: Path) -> None:
     writers[1].exiting(1)
     assert observer.all_are_ending()
     observer.close()
+
+
+def test_a_rank_with_the_number_of_one_that_has_ended_lives(tmp_path: Path) -> None:
+    (tmp_path / "journals").mkdir()
+    pid, started = os.getpid(), process_start(os.getpid())
+    assert started
+    JournalWriter(str(tmp_path / "journals" / f"a1.{socket.gethostname()}.{pid}.journal"), attempt=1).identify(0, 1)
+    observer = Observer(tmp_path, Job(world_size=1), SECOND, take_stacks=lambda *_: TakenStacks(()))
+    observer._exit_watch.add(pid, started - 1)  # the rank of the attempt before
+    observer.refresh()
+    found = (observer.live_pids(), observer.ended_ranks(), observer.exits())
+    observer.close()
+    assert found == ({0: pid}, {}, {})

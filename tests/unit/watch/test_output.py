@@ -64,6 +64,12 @@ print("end", file=sys.stderr)
     assert (tmp_path / "output.log").read_text().count("\n") == 1002
 
 
+def test_a_log_that_somebody_has_laid_there_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "output.log").write_text("")
+    with pytest.raises(FileExistsError):
+        Output(tmp_path / "output.log", status_line=False)
+
+
 def test_output_that_others_hold_open_is_not_waited_for(tmp_path: Path) -> None:
     output = Output(tmp_path / "output.log", status_line=False)
     held = os.dup(output.stdout)

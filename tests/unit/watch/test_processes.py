@@ -77,8 +77,8 @@ def test_the_status_of_a_process_that_is_no_child_is_read_before_its_parent_take
     assert watch.exits() == {}
     family.tell_parent()
     assert ended.wait(60)
-    assert watch.exits()[family.pid].code == code
-    assert watch.exits()[family.pid].time is not None
+    assert watch.exits()[family.pid, started].code == code
+    assert watch.exits()[family.pid, started].time is not None
     family.tell_parent()
 
 
@@ -90,26 +90,38 @@ def test_a_process_that_is_gone_has_ended_and_so_has_one_whose_number_belongs_to
     assert own
     watch.add(os.getpid(), own - 1)
     assert ended.is_set()
-    assert watch.exits()[os.getpid()].code is None
+    assert watch.exits()[os.getpid(), own - 1].code is None
+    watch.add(os.getpid(), own)
+    assert (os.getpid(), own) not in watch.exits(), "the end of another process with its number is not its own"
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         pass
     watch.add(child.pid, 1)
-    assert child.pid in watch.exits()
+    assert (child.pid, 1) in watch.exits()
 
 
+@pytest.mark.parametrize("start_is_known", [True, False])
+@pytest.mark.parametrize("has_function", [True, False])
 def test_without_pidfd_the_end_is_still_seen(
-    start: object, watched: tuple[ExitWatch, threading.Event], monkeypatch: pytest.MonkeyPatch
+    start: object,
+    watched: tuple[ExitWatch, threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+    has_function: bool,
+    start_is_known: bool,
 ) -> None:
     def refuse(pid: int) -> int:
         raise OSError(38, "not implemented")
 
-    monkeypatch.setattr(os, "pidfd_open", refuse)
+    if has_function:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    else:
+        monkeypatch.delattr(os, "pidfd_open")
     watch, ended = watched
     family = start("import sys; sys.stdin.read(); sys.exit(3)")  # type: ignore[operator]  # the fixture's function
-    watch.add(family.pid, process_start(family.pid) or 0)
+    started = (process_start(family.pid) or 0) if start_is_known else 0
+    watch.add(family.pid, started)
     family.tell_parent()
     assert ended.wait(60)
-    assert watch.exits()[family.pid].code == 3
+    assert watch.exits()[family.pid, started].code == 3
     family.tell_parent()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from desync.errors import LaunchError, RunDirectoryError
+from desync.evidence.run_directory import RunRecord, save
 from desync.watch import environment, run_directory
 from desync.watch.environment import DebugLevels, job_environment
 from desync.watch.launch import find_program
@@ -95,6 +96,41 @@ def test_a_directory_that_is_given_must_be_absent_or_empty(tmp_path: Path) -> No
         run_directory.create(["x"], tmp_path / "file", NOW)
     with pytest.raises(RunDirectoryError, match="cannot be made"):
         run_directory.create(["x"], Path("/proc/none"), NOW)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("kind", ["folder", "link to a stranger's", "stranger's link"])
+def test_a_base_that_somebody_else_has_laid_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    base, stranger = tmp_path / "desync-runs", 12345
+    folder = base if kind == "folder" else tmp_path / "elsewhere"
+    folder.mkdir()
+    if kind != "folder":
+        base.symlink_to(folder)
+    os.chown(base if kind == "stranger's link" else folder, stranger, -1, follow_symlinks=False)
+    with pytest.raises(RunDirectoryError, match=r"belongs to somebody else \(user 12345\); choose another .* --run-dir"):
+        run_directory.create(["x"], None, NOW)
+    assert list(folder.iterdir()) == []
+    os.chown(base if kind == "stranger's link" else folder, os.geteuid(), -1, follow_symlinks=False)
+    assert run_directory.create(["x"], None, NOW).parent == base
+
+
+def test_a_file_system_on_which_nothing_is_ours_is_no_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "desync-runs").mkdir()
+    everybody = os.stat_result((0o40700, 1, 1, 1, 12345, 1, 0, 0, 0, 0))
+    monkeypatch.setattr(Path, "lstat", lambda path: everybody)
+    monkeypatch.setattr(os, "fstat", lambda handle: everybody)
+    run_directory.create(["x"], None, NOW)
+
+
+def test_the_launch_line_is_written_into_no_file_that_lay_there_before(tmp_path: Path) -> None:
+    trap = tmp_path / f".run.json.{os.getpid()}"
+    trap.write_text("")
+    trap.chmod(0o666)
+    save(RunRecord(("torchrun", "--token=secret"), 1, "here", 1), tmp_path)
+    assert (trap.read_text(), stat.S_IMODE((tmp_path / "run.json").stat().st_mode)) == ("", 0o600)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [trap.name, "run.json"]
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ class Watched:
 
 
 @contextmanager
-def watching(folder: Path, *arguments: str | Path) -> Iterator[Watched]:
-    """``desync watch`` with its output in files, as a user would redirect it."""
-    command = [sys.executable, "-m", "desync", "watch", "--run-dir", folder / "run", *arguments]
+def watching(folder: Path, *arguments: str | Path, before: tuple[str, ...] = ()) -> Iterator[Watched]:
+    """``desync watch`` with its output in files, as a user would redirect it; ``before``: a program that starts it."""
+    command = [*before, sys.executable, "-m", "desync", "watch", "--run-dir", folder / "run", *arguments]
     environment = {**os.environ, "PLAYERS_CUE": str(folder / "cue")}
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
