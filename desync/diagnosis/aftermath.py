@@ -38,7 +38,9 @@ def findings(board: Board) -> list[Finding]:
 
 
 def _idle(found: Standstill) -> list[Finding]:
-    by_place = found.roots.get(Root.IDLE)
+    # Of who failed because of others nothing under way was recorded, and it came all the same.
+    idle, present = found.roots.get(Root.IDLE, {}), _present(found)
+    by_place = {where: left for where, ranks in idle.items() if (left := ranks - present)}
     if not by_place:
         return []
     culprits = tuple(sorted(set().union(*by_place.values())))
@@ -162,11 +164,16 @@ def _blamed(found: Standstill, unseen: tuple[int, ...], awaited: tuple[int, ...]
 
     They are neighbours (a machine that is gone), or all are ``awaited`` in one operation, and in neither case the larger part.
     """
-    present = {rank for claim in found.board.evidence.claims if claim.kind is ClaimKind.PRESENT for rank in claim.ranks}
+    present = _present(found)
     blamed = tuple(rank for rank in unseen if rank not in present)
     neighbours = bool(blamed) and blamed[-1] - blamed[0] < len(blamed)
     limit = found.board.evidence.job.world_size or 0 if neighbours else len(awaited) if set(blamed) <= set(awaited) else 0
     return blamed if 2 * len(blamed) <= limit else ()
+
+
+def _present(found: Standstill) -> set[int]:
+    """Ranks that came, by what the messages say."""
+    return {rank for claim in found.board.evidence.claims if claim.kind is ClaimKind.PRESENT for rank in claim.ranks}
 
 
 def _complete(found: Standstill) -> list[Finding]:

@@ -44,8 +44,20 @@ def interpret(evidence: Evidence) -> Diagnosis:
         found = aftermath.findings(board) or list(base.findings) or exchanges.findings(board)
     found = _merged([_of_all(_unexplained(finding, evidence), evidence) for finding in found])
     found = hearsay.weigh(evidence, found)
+    if _misnamed(evidence):
+        found = [replace(finding, certainty=Certainty.POSSIBLE) for finding in found]
     status = found[0].status if found else _without_findings(evidence, base.status)
     return replace(base, findings=tuple(found), status=status, awaiting={} if found else base.awaiting)
+
+
+def _misnamed(evidence: Evidence) -> bool:
+    """Whether a rank has taken part in a group that does not hold it: then the sources are not named for the ranks."""
+    return any(
+        trace.rank not in trace.groups[name].ranks
+        for trace in evidence.traces
+        for name in trace.operations.groups
+        if name in trace.groups and trace.groups[name].ranks
+    )
 
 
 def _left_open(finding: Finding) -> bool:
@@ -195,7 +207,10 @@ def _has_lines(finding: Finding) -> bool:
 
 
 def _without_findings(evidence: Evidence, status: Status) -> Status:
-    """A log that shows no fault is healthy only if it also shows that the job came to its end."""
-    if any(len(trace.operations) for trace in evidence.traces):
+    """Without the records of all ranks, or any of operations, a job is healthy only if something shows that it came to its end:
+    a rank that everybody waits for can agree with all that its own record holds.
+    """
+    whole = evidence.ended or len(evidence.traces) >= (evidence.job.world_size or 0)
+    if whole and any(len(trace.operations) for trace in evidence.traces):
         return status
     return Status.HEALTHY if any(claim.kind is ClaimKind.FINISHED for claim in evidence.claims) else Status.UNKNOWN

@@ -58,6 +58,10 @@ class Ending:
         return self.failure.failure if self.failure is not None else None
 
 
+INTERRUPTED = "KeyboardInterrupt"
+"""What Ctrl-C raises in every rank, or in those that were quick enough: somebody gave up waiting."""
+
+
 def endings(evidence: Evidence) -> dict[int, Ending]:
     """The end of every rank that has ended or raised."""
     found = {}
@@ -86,7 +90,7 @@ def _with_kills(ending: Ending, evidence: Evidence) -> Ending:
 def _ending(trace: Trace) -> Ending | None:
     uncaught = _last_failure(trace, uncaught=True)
     if uncaught is not None and uncaught.failure is not None:
-        victim = is_communication_error(uncaught.failure)
+        victim = is_communication_error(uncaught.failure) or uncaught.failure.type == INTERRUPTED
         return Ending(trace.rank, Manner.RAISED, uncaught.time, uncaught, code=_code(trace), victim=victim)
     held = _last_failure(trace, uncaught=False)
     if trace.exit is None:

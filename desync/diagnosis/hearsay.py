@@ -104,6 +104,8 @@ def raised(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     if not claims or _decided(found):
         return found
     first = claims[0]
+    if first.op is not None:
+        return [_ended(first, claims), *(each for each in found if each.cause not in _OPEN)]
     memory = "out of memory" in first.text or "OutOfMemory" in first.text
     cause = Cause.OUT_OF_MEMORY if memory else Cause.EXCEPTION
     who = named(first.ranks) if first.ranks else "a rank that the log does not name"
@@ -118,6 +120,21 @@ def raised(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         time=first.time,
     )
     return [finding, *(each for each in found if each.cause not in _OPEN)]
+
+
+def _ended(first: Claim, claims: list[Claim]) -> Finding:
+    """The launcher tells of the end of a process, and not which rank it was."""
+    cause = Cause.KILLED if first.op == "killed" else Cause.UNKNOWN
+    return Finding(
+        status=Status.CRASH,
+        cause=cause,
+        certainty=Certainty.LIKELY if cause is Cause.KILLED else Certainty.POSSIBLE,
+        culprit_ranks=(),
+        summary=f"A rank that the log does not name was ended: {first.text}.",
+        advice=advice(cause),
+        evidence=_quotes(claims),
+        time=first.time,
+    )
 
 
 def structure(evidence: Evidence, found: list[Finding]) -> list[Finding]:
@@ -207,8 +224,10 @@ def absent(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     behind_in = [claim for claim in _of(evidence, ClaimKind.BEHIND) if claim.op is not None]
     claims = [claim for claim in (*_of(evidence, ClaimKind.ABSENT), *behind_in) if claim.ranks]
     named_ranks = {rank for finding in found for rank in finding.culprit_ranks}
-    if not claims or named_ranks or _decided(found):
+    if named_ranks or _decided(found):
         return found
+    if not claims:
+        return _behind_unnamed(behind_in, found)
     claim = max(claims, key=lambda each: (each.op is not None, len(each.ranks)))
     who = named(claim.ranks)
     behind = claim.kind is ClaimKind.BEHIND
@@ -226,6 +245,23 @@ def absent(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         divergence=_divergence(evidence, claim),
     )
     return [finding, *(each for each in found if not (each.cause is Cause.UNKNOWN and not each.culprit_ranks))]
+
+
+def _behind_unnamed(claims: list[Claim], found: list[Finding]) -> list[Finding]:
+    """ncclras shows that a process is behind, and no communicator tells which rank of the job it is."""
+    if not claims or any(finding.cause is not Cause.UNKNOWN for finding in found):
+        return found
+    finding = Finding(
+        status=Status.HANG,
+        cause=Cause.STALLED_RANK,
+        certainty=Certainty.POSSIBLE,
+        culprit_ranks=(),
+        summary=f"A rank is behind: {claims[0].text}; which rank that is, the answers do not tell.",
+        advice="Look at the log and the stack of this process (py-spy dump --pid PID on its host): it is awaited.",
+        evidence=_quotes(claims),
+        time=claims[0].time,
+    )
+    return [finding]
 
 
 def _divergence(evidence: Evidence, claim: Claim) -> Divergence | None:

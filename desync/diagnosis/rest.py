@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from desync.diagnosis import races, standing, teardown
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, GroupBoard
-from desync.diagnosis.endings import Ending, Manner
+from desync.diagnosis.endings import INTERRUPTED, Ending, Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.frontier import Parting, divergence, together
 from desync.diagnosis.suspect import Explanation
@@ -59,12 +59,16 @@ def only_victims(board: Board, ends: Mapping[int, Ending]) -> list[Finding]:
 def _victims(victims: list[Ending]) -> Finding:
     ranks = [ending.rank for ending in victims]
     errors = [f"{named([end.rank])}: {end.error.type}" for end in victims if end.error is not None]
+    interrupted = all(end.error is not None and end.error.type == INTERRUPTED for end in victims)
+    why = "failed because a peer or the network did; what began it"
+    if interrupted:
+        why = f"{verb(ranks, 'was', 'were')} interrupted (Ctrl-C); what held the job up until then"
     return Finding(
         status=Status.UNKNOWN,
         cause=Cause.UNKNOWN,
         certainty=Certainty.POSSIBLE,
         culprit_ranks=(),
-        summary=f"{named(ranks).capitalize()} failed because a peer or the network did; what began it was not seen.",
+        summary=f"{named(ranks).capitalize()} {why} was not seen.",
         advice=advice(Cause.UNKNOWN),
         evidence=tuple(errors),
         time=min((end.time for end in victims if end.time is not None), default=None),

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from itertools import pairwise
 from pathlib import PurePath
 
 from desync.errors import EvidenceError
@@ -33,7 +32,8 @@ MAX_NOTES = 64
 WHICH_RANK = "which rank it is cannot be told; a file of its own with the rank in its name (rank3.txt) would tell it"
 
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_LAST_NUMBER = re.compile(r"(\d{1,7})(?=\D*$)")
+_OF_NODE = re.compile(r"(?:node|machine|host|group|local)[._-]?$", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?=\D*$)")
 _TORCHRUN = re.compile(r"attempt_\d+/(\d{1,5})/(?:stdout|stderr)\.log$")
 
 
@@ -105,7 +105,27 @@ def _dumps(sources: Sequence[Source], notes: list[str]) -> MergedDumps | None:
             dumps[rank] = dump
     if len(dumps) < sum(isinstance(dump, RawDump) for dump in read):
         notes.append("some ranks have several dumps; the newest counts")
-    return merge(dumps) if dumps else None
+    if stale := _stale(dumps):
+        ranks = ", ".join(map(str, stale[:8]))
+        notes.append(f"dumps that end before all others begin were left out, as of an earlier run: rank {ranks}")
+    kept = {rank: dump for rank, dump in dumps.items() if rank not in stale}
+    return merge(kept) if kept else None
+
+
+APART_NS = 60_000_000_000
+"""Clocks of machines differ by less than this."""
+
+
+def _stale(dumps: Mapping[int, RawDump]) -> list[int]:
+    """Ranks whose dumps end well before those of the greater part of the ranks begin."""
+    spans = sorted((int.from_bytes(each.entered[:8], "little"), _newest(each), rank) for rank, each in dumps.items())
+    spans = [span for span in spans if span[0] and span[1]]
+    stale, latest = 0, 0
+    for index, (oldest, newest, _) in enumerate(spans):
+        if index and latest + APART_NS < oldest and 2 * index < len(spans):
+            stale = index
+        latest = max(latest, newest)
+    return sorted(rank for _, _, rank in spans[:stale])
 
 
 def _newest(dump: RawDump) -> int:
@@ -138,7 +158,8 @@ def _logs(sources: Sequence[Source], notes: list[str]) -> LogEvidence | None:
         year = first_year(source.head.decode("utf-8", "replace")) or _year(source.modified)
         try:
             with source.open() as stream:
-                reader.read(stream, file_rank=ranks.get(source.name), file_local=int(local[1]) if local else None, year=year)
+                rank, number = ranks.get(source.name, (None, None))
+                reader.read(stream, file_rank=rank, file_number=number, file_local=int(local[1]) if local else None, year=year)
         except BAD_STREAM as error:
             notes.append(f"{source.name!r} was read only in part: {getattr(error, 'strerror', None) or 'it is damaged'}")
     return assemble(_run_that_counts(reader.runs, notes))
@@ -148,21 +169,24 @@ def _year(modified: float | None) -> int | None:
     return datetime.fromtimestamp(modified, timezone.utc).year if modified is not None and 0 < modified < 4e9 else None
 
 
-def _file_ranks(sources: Sequence[Source]) -> dict[str, int]:
-    """Ranks in the names of logs, where a whole set of files is numbered; torchrun's folders count on one node only."""
-    patterns: dict[str, dict[str, int]] = {}
+def _file_ranks(sources: Sequence[Source]) -> dict[str, tuple[int | None, int | None]]:
+    """Ranks in the names of logs, and numbers of which only the logs can tell whether they are ranks.
+
+    A whole set of files must be numbered from 0; torchrun's folders count on one node only.
+    """
+    patterns: dict[str, dict[str, tuple[int | None, int | None]]] = {}
     for source in sources:
         stem = _stem(source.name)
         match = _RANK_IN_NAME.search(stem) or _LAST_NUMBER.search(stem)
         if match is not None and not _TORCHRUN.search(source.name):
             folder = source.name[: len(source.name) - len(PurePath(source.name).name)]
             pattern = f"{folder}{stem[: match.start(1)]}#{stem[match.end(1) :]}"
-            patterns.setdefault(pattern, {})[source.name] = int(match[1])
-    found: dict[str, int] = {}
+            named = match.re is _RANK_IN_NAME and not _OF_NODE.search(stem[: match.start()])
+            patterns.setdefault(pattern, {})[source.name] = (int(match[1]), None) if named else (None, int(match[1]))
+    found: dict[str, tuple[int | None, int | None]] = {}
     for names in patterns.values():
-        numbers = sorted(names.values())
-        regular = len(numbers) > 1 and numbers[0] in (0, 1) and all(two - one == 1 for one, two in pairwise(numbers))
-        if regular:
+        numbers = sorted((rank if rank is not None else number) or 0 for rank, number in names.values())
+        if len(numbers) > 1 and numbers == list(range(len(numbers))):
             found.update(names)
     return found
 
@@ -204,7 +228,10 @@ def _stacks(sources: Sequence[Source], gathered: _Gathered) -> tuple[RankStacks,
             continue
         for process in processes:
             rank = by_pid.get(process.pid, process.rank) if process.pid is not None else process.rank
-            rank = named if rank is None and len(processes) == 1 else rank
+            if rank is None and len(processes) == 1 and named != process.pid:
+                rank = named
+            if rank in found:
+                gathered.notes.append(f"{source.name!r} and another file both speak for rank {rank}; the last one counts")
             if rank is None:
                 gathered.notes.append(f"a process in {source.name!r} was passed over: {WHICH_RANK}")
             else:

@@ -107,7 +107,10 @@ def combine(answers: Sequence[Answer]) -> RasEvidence:
     if len(ordered) == 1:
         notes.append("there is one answer of ncclras only: a small lag can be normal; ask again some seconds later")
     traces = {rank: Trace(rank, pid=pid or None, node=host or None) for (host, pid), rank in ranks.items()}
-    return RasEvidence(tuple(traces[rank] for rank in sorted(traces)), tuple(claims), len(traces) or None, tuple(notes))
+    if not ranks:
+        notes.append("no communicator of ncclras holds all processes: it numbers ranks of groups, and none of the job")
+    world = len(_processes(newest))
+    return RasEvidence(tuple(traces[rank] for rank in sorted(traces)), tuple(claims), world or None, tuple(notes))
 
 
 _Process = tuple[str, int]
@@ -118,9 +121,14 @@ def _process(member: Member) -> _Process:
 
 
 def _job_ranks(answer: Answer) -> dict[_Process, int]:
-    """Ranks in the job by process: those of the largest communicator."""
+    """Ranks in the job by process: those of the communicator that holds all; without one, none is known."""
     largest = max(answer.communicators.values(), key=len, default=())
-    return {_process(member): member.rank for member in largest}
+    found = {_process(member): member.rank for member in largest}
+    return found if len(found) == len(_processes(answer)) else {}
+
+
+def _processes(answer: Answer) -> set[_Process]:
+    return {_process(member) for members in answer.communicators.values() for member in members}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +178,11 @@ def _claims_of_behind(lags: list[_Lag], newest: Answer, ranks: Mapping[_Process,
     }
     for lag in lags:
         process = _process(lag.member)
-        if process in ranks and process not in waiting:
+        if process not in waiting and (process in ranks or not ranks):
             op = public(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", lag.kind).lower())
-            text = f"{lag.kind} count of rank {ranks[process]} is {lag.by} behind the others' in every answer"
-            yield Claim(ClaimKind.BEHIND, (ranks[process],), text, op=op)
+            who = f"rank {ranks[process]}" if ranks else f"process {process[1]} on {process[0] or 'its host'}"
+            text = f"{lag.kind} count of {who} is {lag.by} behind the others' in every answer"
+            yield Claim(ClaimKind.BEHIND, (ranks[process],) if ranks else (), text, op=op)
 
 
 def _claims_of_missing(answer: Answer, ranks: Mapping[_Process, int]) -> Iterator[Claim]:

@@ -144,6 +144,12 @@ def _without_findings(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
             "No rank left a record.",
             "Check with `desync doctor` that the recorder works here, and that the ranks reach init_process_group.",
         )
+    if diagnosis.status is not Status.HEALTHY and _is_partial(evidence):
+        return _unknown(
+            f"The records of {len(evidence.traces)} of {evidence.job.world_size} ranks show no fault; those of the others are "
+            "not there.",
+            "Give the dumps and logs of all ranks: one that the others wait for can look healthy from its own record.",
+        )
     if diagnosis.status is not Status.HEALTHY:
         return _unknown(
             "The ranks' records do not show what went wrong.",
@@ -167,6 +173,12 @@ def _healthy(evidence: Evidence) -> Verdict:
     return Verdict(Status.HEALTHY, Cause.NONE, certainty, (), _healthy_summary(evidence, ended), "")
 
 
+def _is_partial(evidence: Evidence) -> bool:
+    """Whether ranks of a job that nobody watched have left no record although others have recorded operations."""
+    recorded = evidence.observed_at is None and any(len(trace.operations) for trace in evidence.traces)
+    return recorded and len(evidence.traces) < (evidence.job.world_size or 0)
+
+
 def _all_seen_to_end(evidence: Evidence) -> bool:
     expected = evidence.job.world_size or len(evidence.traces)
     return len(evidence.traces) >= expected and all(trace.exit is not None for trace in evidence.traces)
@@ -175,6 +187,8 @@ def _all_seen_to_end(evidence: Evidence) -> bool:
 def _healthy_summary(evidence: Evidence, all_ended: bool) -> str:
     known = [trace.dropped + len(trace.operations) for trace in evidence.traces]
     who = {1: "The only rank", 2: "Both ranks"}.get(len(known), f"All {len(known)} ranks")
+    if len(known) < (evidence.job.world_size or 0):
+        who = f"{len(known)} of {evidence.job.world_size} ranks"
     least, most = min(known), max(known)
     did = f"the same {count(most, 'operation')}" if least == most else f"{least} to {most} operations that agree"
     if len(known) == 1:

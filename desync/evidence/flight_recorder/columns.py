@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from marshal import dumps
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from desync.evidence.flight_recorder.names import peers
 from desync.evidence.flight_recorder.restricted import TEXT, RefusedError
 
 MAX_ENTRIES = 4_000_000
@@ -82,6 +83,7 @@ def from_dump(raw: Any) -> RawDump:
     rows = _Rows()
     for entry in entries:
         rows.add(entry)
+    rows.end(left_out=_has_gaps(entries))
     return RawDump(
         version=_text(raw.get("version")),
         library=_text(raw.get("comm_lib_version") or raw.get("nccl_version")),
@@ -99,6 +101,14 @@ def from_dump(raw: Any) -> RawDump:
         first_record=_first_record(entries),
         skipped=rows.skipped,
     )
+
+
+def _has_gaps(entries: list[Any]) -> bool:
+    """Whether entries between the oldest and the newest are missing, as with TORCH_INCLUDE_ONLY_ACTIVE."""
+    if len(entries) < 2 or not isinstance(entries[-1], dict):
+        return False
+    newest = _number(entries[-1].get("record_id"), -1)
+    return newest - _first_record(entries) >= len(entries)
 
 
 _MOMENT = ("collective_seq_id", "p2p_seq_id", "time_created_ns", "time_discovered_completed_ns")
@@ -132,7 +142,11 @@ class _Rows:
         self._stack_numbers: dict[tuple[RawFrame, ...], int] = {}
         self._stack_ids: dict[int, int] = {}
         self._newest: dict[int, int] = {}
-        """Row of the newest collective of each group."""
+        """Row of the newest collective of each group; for ``~group`` that of the newest send or receive."""
+        self._open: dict[int, list[int]] = {}
+        """By the same keys: rows of the newest launch of several operations, as long as no carrier has come."""
+        self._one_counter = False
+        """Sends and collectives are counted together: layouts up to 2.1."""
 
     def add(self, entry: Any) -> None:
         """Take over one entry; one that does not fit is counted."""
@@ -142,7 +156,8 @@ class _Rows:
             except KeyError:
                 entry = {**_ABSENT, **entry}
                 if entry["collective_seq_id"] is None:
-                    entry["collective_seq_id"] = entry["p2p_seq_id"] = entry.get("seq_id")  # one counter for both up to 2.1
+                    entry["collective_seq_id"] = entry["p2p_seq_id"] = entry.get("seq_id")
+                    self._one_counter = True
                 place, shape = _place(entry), _shape(entry)
             self._add(entry, place, shape)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
@@ -160,37 +175,83 @@ class _Rows:
             call = self._call(key, place, shape)
         _, group, _, _, _, p2p, _ = self.calls[call]
         if not completed:
-            done = entry.get("state") == "completed" or (entry.get("retired") and not name.startswith("gloo"))
-            completed = (entered or 1) if done else 0
+            # "retired" alone says that torch watches it no longer: an operation that timed out is that as well.
+            completed = (entered or 1) if entry.get("state") == "completed" else 0
         if p2p:
-            self.counts[group] = _number(seq)
+            if not self._one_counter:
+                self.counts[group] = _number(seq)
             seq = p2p_seq
         seq, entered = seq or 0, entered or 0
         if type(seq) is not int or type(entered) is not int or type(completed) is not int:
             raise TypeError
         if not 0 <= seq < MAX_INT or not 0 <= entered < MAX_INT or not 0 <= completed < MAX_INT:
             raise OverflowError
-        if not p2p:
-            row = self._newest.get(group)
-            if row is not None and self.seq[row] == seq:
-                self._coalesced(row, call, completed)
-                return
-            self._newest[group] = len(self.seq)
+        lane = ~group if p2p else group
+        row = self._newest.get(lane)
+        together = (row is not None and self.seq[row] == seq) or lane in self._open or (p2p and name.endswith(":coalesced"))
+        if together and (self._joins_batch if p2p else self._joins_launch)(lane, seq, call, completed):
+            return
+        self._newest[lane] = len(self.seq)
         self.call.append(call)
         self.seq.append(seq)
         self.entered.append(entered)
         self.completed.append(completed)
 
-    def _coalesced(self, row: int, call: int, completed: int) -> None:
-        """Operations of one coalesced launch share their number: they become one row, finished when all are."""
+    # Of what is launched together torch records each member, as "scheduled" for ever, and behind them a carrier that has the
+    # same number and the real state.  Dumps with TORCH_INCLUDE_ONLY_ACTIVE lack the carriers that have finished.
+
+    def _joins_batch(self, lane: int, seq: int, call: int, completed: int) -> bool:
+        """Whether a p2p entry is the carrier of a batch: then it gives the batch's rows its completion, and is no row."""
+        row, carrier = self._newest.get(lane), self.calls[call][0].endswith(":coalesced")
+        if row is None or self.seq[row] != seq:
+            self._finish(self._open.pop(lane, ()))
+        elif carrier:
+            for each in self._open.pop(lane, (row,)):
+                self.completed[each] = completed
+        else:
+            self._open.setdefault(lane, [row]).append(len(self.seq))
+        return carrier
+
+    def _joins_launch(self, lane: int, seq: int, call: int, completed: int) -> bool:
+        """Whether a collective belongs to a launch that has a row."""
+        row = self._newest[lane]
+        if self.seq[row] != seq:
+            self._finish(self._open.pop(lane, ()))
+            return False
+        self._coalesced(row, call)
+        if self.calls[call][0].endswith("coalesced"):
+            self.completed[row] = completed
+            self._open.pop(lane, None)
+        elif self.completed[row] or completed:  # here members do have a state of their own
+            self.completed[row] = min(self.completed[row], completed)
+            self._open.pop(lane, None)
+        else:
+            self._open[lane] = [row]
+        return True
+
+    def _finish(self, rows: Sequence[int]) -> None:
+        """The carrier of these rows is not there although later ones of the group are: it was left out, being over."""
+        for row in rows:
+            self.completed[row] = self.completed[row] or self.entered[row] or 1
+
+    def end(self, *, left_out: bool) -> None:
+        """All entries have come; ``left_out`` says that those that are over may be missing."""
+        newest = {self.threads[call]: row for row, call in enumerate(self.call)} if self._open else {}
+        for rows in self._open.values():
+            if left_out or newest[self.threads[self.call[rows[-1]]]] > rows[-1]:
+                self._finish(rows)
+
+    def _coalesced(self, row: int, call: int) -> None:
+        """Operations of one coalesced launch share their number: they become one row."""
         first = self.calls[self.call[row]]
         key = ("coalesced", self.call[row], call)
         if key not in self._known:
+            if len(self.calls) >= MAX_CALLS:
+                raise ValueError("too many different calls")
             self._known[key] = len(self.calls)
             self.calls.append((*first[:6], first[6] + 1))
             self.threads.append(self.threads[self.call[row]])
         self.call[row] = self._known[key]
-        self.completed[row] = min(self.completed[row], completed)
 
     def _call(self, key: tuple[Any, ...], place: tuple[Any, ...], shape: tuple[Any, ...]) -> int:
         """The number of a call that was not found at once: known by its content, or new."""
@@ -213,6 +274,8 @@ class _Rows:
             raise ValueError("too many different calls")
         if not isinstance(name, str):
             raise TypeError("an operation without a name")
+        if p2p is None:  # layouts without this field
+            p2p = peers(name.rpartition(":")[2]) is not None
         group = self._group(named, handle)
         inputs, outputs = _tensors(input_sizes, input_dtypes), _tensors(output_sizes, output_dtypes)
         self.calls.append((name[:MAX_TEXT], group, inputs, outputs, stack, bool(p2p), 1))

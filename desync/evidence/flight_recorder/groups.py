@@ -24,6 +24,8 @@ class Directory:
     with_p2p: frozenset[str]
     """Groups in which somebody sends or receives: their counters mix p2p with collectives and cannot be compared."""
     world_size: int
+    misnamed: tuple[int, ...]
+    """Ranks whose dumps use groups to which they do not belong: the names of the files are not those of the ranks."""
 
     def name(self, dump: RawDump, group: int) -> str:
         """The name of the group with this index in a dump."""
@@ -41,6 +43,9 @@ def directory(dumps: Mapping[int, RawDump]) -> Directory:
     descriptions: dict[str, str] = {}
     users: defaultdict[str, set[int]] = defaultdict(set)
     with_p2p: set[str] = set()
+    misnamed = {rank: strange for rank, dump in sorted(dumps.items()) if (strange := _not_its_own(rank, dump))}
+    for strange in misnamed.values():
+        members.update(strange)
     for rank, dump in dumps.items():
         for group in dump.groups:
             users[_name(group)].add(rank)
@@ -54,7 +59,13 @@ def directory(dumps: Mapping[int, RawDump]) -> Directory:
     world = _world(dumps, members, descriptions)
     groups = {name: _group(name, members.get(name), ranks, descriptions.get(name), world) for name, ranks in users.items()}
     of_rank = {rank: {name: groups[name] for name, ranks in users.items() if rank in ranks} for rank in dumps}
-    return Directory(groups, of_rank, frozenset(with_p2p), world)
+    return Directory(groups, of_rank, frozenset(with_p2p), world, tuple(misnamed))
+
+
+def _not_its_own(rank: int, dump: RawDump) -> dict[str, tuple[int, ...]]:
+    """The groups that a dump uses and whose members, by its own list, do not include its rank."""
+    used = {_name(group) for group in dump.groups}
+    return {name: ranks for name, _, ranks in dump.members if name in used and ranks and rank not in ranks}
 
 
 def _group(name: str, members: tuple[int, ...] | None, users: set[int], description: str | None, world: int) -> Group:

@@ -47,7 +47,7 @@ def merge(dumps: Mapping[int, RawDump]) -> MergedDumps:
         traces=tuple(_trace(draft, groups, calls.backends) for draft in drafts.values()),
         world_size=groups.world_size,
         backends=tuple(sorted(set(calls.backends.values()))),
-        notes=(*_notes(dumps), *_past(dumps, calls.backends), *_missing(dumps, groups.world_size)),
+        notes=(*_misnamed(groups.misnamed), *_notes(dumps), *_past(dumps, calls.backends), *_missing(dumps, groups.world_size)),
         claims=tuple(claims),
     )
 
@@ -226,6 +226,14 @@ def _notes(dumps: Mapping[int, RawDump]) -> Iterable[str]:
     yield "a dump holds no root, no reduce operation and nothing that happens outside of collectives"
     if not any(dump.stacks for dump in dumps.values()) and any(dump.calls for dump in dumps.values()):
         yield "the dumps hold no stacks; TORCH_INCLUDE_STACK_TRACE set to 1 keeps them in pickles (the JSON form never has any)"
+
+
+def _misnamed(ranks: tuple[int, ...]) -> Iterable[str]:
+    if ranks:
+        yield (
+            f"the dumps named for {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:8]))} are of groups that "
+            "do not hold them: the numbers in the files' names are not the ranks (counted from 1, or of another job?)"
+        )
 
 
 def _past(dumps: Mapping[int, RawDump], backends: Mapping[str, str]) -> Iterable[str]:

@@ -16,6 +16,7 @@ _OPERATIONS = {
     "alltoall_base": "all_to_all_single",
     "_broadcast_oop": "broadcast",
     "_reduce_oop": "reduce",
+    "all_reduce_barrier": "barrier",
 }
 """Backends' names of operations, lower case."""
 

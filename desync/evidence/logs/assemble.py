@@ -58,10 +58,20 @@ class _Row:
 class _Draft:
     rank: int
     rows: list[_Row] = field(default_factory=list)
+    groups: set[str] = field(default_factory=set)
+    """Those of the rows."""
+    failed: set[tuple[str, int]] = field(default_factory=set)
+    """Group and number of the rows that failed."""
     marks: list[Mark] = field(default_factory=list)
     exit: Exit | None = None
     node: str | None = None
     pid: int | None = None
+
+    def add(self, *rows: _Row) -> None:
+        """Put rows behind the others."""
+        self.rows += rows
+        self.groups.update(row.group for row in rows)
+        self.failed.update((row.group, row.seq) for row in rows if row.completed < 0)
 
 
 def assemble(facts: Facts) -> LogEvidence:
@@ -106,23 +116,23 @@ def _add_timeouts(drafts: dict[int, _Draft], facts: Facts, ranks: Ranks) -> None
         rank = ranks.of(timeout.speaker, timeout.group_rank)
         if rank is None:
             continue
-        queue = statuses[(timeout.speaker, timeout.seq)]
+        queue = statuses[(timeout.speaker, timeout.seq)][:MAX_AHEAD]
         status = next((one for one in queue if timeout.group_rank in (None, one.tag.rank if one.tag else None)), None)
         tag = timeout.tag or (status.tag if status is not None else None)
         group = group_name(tag, rank, timeout.group_rank)
         if tag is None and abs(timeout.seq - usual) > FAR:
             group = f"unnamed #{timeout.seq // FAR}"  # counters so far apart are of different groups, not of a lag
         draft = _draft(drafts, rank)
-        if any(row.group == group and row.seq == timeout.seq and row.completed < 0 for row in draft.rows):
+        if (group, timeout.seq) in draft.failed:
             continue
         call = _call(timeout, facts, index)
         end = timeout.time or timeout.order
         if status is not None and status.completed == timeout.seq - 1 > 0 and call.kind is Kind.COLLECTIVE:
-            draft.rows.append(_Row(group, timeout.seq - 1, UNKNOWN, None, 1))
-        draft.rows.append(_Row(group, timeout.seq, call, _entered(timeout), -end))
+            draft.add(_Row(group, timeout.seq - 1, UNKNOWN, None, 1))
+        draft.add(_Row(group, timeout.seq, call, _entered(timeout), -end))
         if status is not None and call.kind is Kind.COLLECTIVE and 0 < status.enqueued - timeout.seq < FAR:
             ahead = range(timeout.seq + 1, min(status.enqueued, timeout.seq + MAX_AHEAD) + 1)
-            draft.rows += [_Row(group, seq, UNKNOWN, None, 0) for seq in ahead]
+            draft.add(*(_Row(group, seq, UNKNOWN, None, 0) for seq in ahead))
 
 
 def _entered(timeout: Timeout) -> int | None:
@@ -159,15 +169,15 @@ def _add_dump_signals(drafts: dict[int, _Draft], facts: Facts, ranks: Ranks) -> 
         if rank is None or dump.enqueued < 1:
             continue
         draft = _draft(drafts, rank)
-        if any(row.group == DEFAULT for row in draft.rows):
+        if DEFAULT in draft.groups:
             continue
         if stuck and abs(min(stuck) - dump.enqueued) > FAR:
             continue
         completed = dump.completed if dump.completed <= dump.enqueued else 0  # 2.3 prints an uninitialised number
         if completed > 0:
-            draft.rows.append(_Row(DEFAULT, completed, UNKNOWN, None, 1))
+            draft.add(_Row(DEFAULT, completed, UNKNOWN, None, 1))
         behind = range(max(completed, 0) + 1, min(dump.enqueued, completed + MAX_AHEAD) + 1) if completed >= 0 else ()
-        draft.rows += [_Row(DEFAULT, seq, UNKNOWN, None, 0) for seq in behind]
+        draft.add(*(_Row(DEFAULT, seq, UNKNOWN, None, 0) for seq in behind))
     for speaker in facts.observers:
         rank = ranks.of(speaker)
         if rank is not None:
@@ -184,8 +194,8 @@ def _add_lagging(drafts: dict[int, _Draft], facts: Facts, ranks: Ranks) -> None:
             if rank is None:
                 continue
             draft = _draft(drafts, rank)
-            if each.finished > 0 and not any(row.group == group for row in draft.rows):
-                draft.rows.append(_Row(group, each.finished, UNKNOWN, None, 1))
+            if each.finished > 0 and group not in draft.groups:
+                draft.add(_Row(group, each.finished, UNKNOWN, None, 1))
 
 
 def _group_of_timeout(drafts: dict[int, _Draft], rank: int | None) -> str:
@@ -213,7 +223,7 @@ def _add_fingerprints(drafts: dict[int, _Draft], facts: Facts, ranks: Ranks) -> 
         if known is not None:
             known.completed = -time if each.mismatch else known.completed
             continue
-        draft.rows.append(_Row(group, each.seq, call, time - 1, -time if each.mismatch else 0))
+        draft.add(_Row(group, each.seq, call, time - 1, -time if each.mismatch else 0))
     _settle_fingerprints(drafts)
 
 
@@ -246,7 +256,7 @@ def _add_gloo_waits(drafts: dict[int, _Draft], ends: Failures, world: int) -> No
         if not draft.rows and op is not None:
             kind = Kind.P2P if op in P2P else Kind.COLLECTIVE
             entered = None if guessed else mark.time - 1
-            draft.rows.append(_Row(DEFAULT, 1, Call(op=op, kind=kind, site=mark.site), entered, -mark.time))
+            draft.add(_Row(DEFAULT, 1, Call(op=op, kind=kind, site=mark.site), entered, -mark.time))
 
 
 def _python_call(mark: Mark) -> str | None:
@@ -270,8 +280,8 @@ def _groups_of(ranks: Ranks, rank: int, members: Mapping[str, frozenset[int]]) -
 
 def _trace(draft: _Draft, mine: dict[str, Group], world: int) -> Trace:
     rows = sorted(draft.rows, key=lambda row: (row.entered is None and row.completed <= 0, row.entered or 0))
-    calls = list(dict.fromkeys(row.call for row in rows))
-    groups = list(dict.fromkeys(row.group for row in rows))
+    calls = {call: number for number, call in enumerate(dict.fromkeys(row.call for row in rows))}
+    groups = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in rows))}
 
     def column(values: Iterable[int]) -> array[int]:
         return array("q", values)
@@ -279,8 +289,8 @@ def _trace(draft: _Draft, mine: dict[str, Group], world: int) -> Trace:
     table = OperationTable(
         calls=tuple(calls),
         groups=tuple(groups),
-        call=column(calls.index(row.call) for row in rows),
-        group=column(groups.index(row.group) for row in rows),
+        call=column(calls[row.call] for row in rows),
+        group=column(groups[row.group] for row in rows),
         seq=column(row.seq for row in rows),
         thread=column(0 for _ in rows),
         entered=column(row.entered or 0 for row in rows),
@@ -319,6 +329,8 @@ def _notes(facts: Facts, ranks: Ranks) -> Iterable[str]:
     if facts.timeouts and not facts.statuses:
         yield "the log does not say which group an operation belongs to; torch 2.3 and newer do"
     yield from _switches(facts)
+    if handled := sum(each.handled for each in facts.tracebacks):
+        yield f"after {handled} traceback{'s' if handled > 1 else ''} work went on for a while: taken for caught"
     if facts.survived:
         yield "the log holds errors after which the job went on and ended well; they were not taken for faults"
     if facts.repeated:

@@ -115,6 +115,8 @@ class Traceback:
     frames: list[Frame] = field(default_factory=list)
     launcher: bool = False
     """It is torchrun's own."""
+    handled: bool = False
+    """Its process went on with its work: somebody caught and printed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ class Ended:
     host: str | None
     root: bool = False
     """It is called the first observed failure, which is not the first cause."""
+    task: int | None = None
+    """srun's number, which is the rank only where tasks are ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +196,14 @@ class Facts:
     tracebacks: list[Traceback] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
-    joining: list[Joining] = field(default_factory=list)
+    rendezvous: dict[int, dict[tuple[int | None, int | None], Joining]] = field(default_factory=dict)
+    """By key of the barrier the newest line of each rank, by the rank in the line and that of the speaker."""
     communicators: list[Communicator] = field(default_factory=list)
     speakers: dict[Speaker, None] = field(default_factory=dict)
+    launched: bool = False
+    """torchrun speaks: tasks and files may be those of its nodes."""
+    tasks: int = -1
+    """The largest number of a task of srun's."""
     stacks: dict[tuple[int, int], list[Frame]] = field(default_factory=dict)
     """For (index into ``timeouts``, 0): frames of the operation's call, innermost first."""
     signalled: dict[tuple[int, int], None] = field(default_factory=dict)
@@ -236,6 +245,11 @@ class Facts:
         self.refused.clear()
         self.stacks.clear()
         self.survived += before - self.failures
+
+    @property
+    def joining(self) -> list[Joining]:
+        """Who waits in the rendezvous, or did."""
+        return sorted((each for kept in self.rendezvous.values() for each in kept.values()), key=lambda each: each.order)
 
     @property
     def fingerprints(self) -> list[Fingerprint]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from desync.evidence.logs import patterns as p
 from desync.evidence.logs.facts import Ended, Facts, Traceback
 from desync.evidence.logs.ranks import Ranks
-from desync.evidence.logs.victims import is_victim
+from desync.evidence.logs.victims import is_no_error, is_victim
 from desync.model import CallSite, Exit, Failure, Mark, MarkKind
 
-SIGINT, SIGABRT, SIGKILL = -2, -6, -9
+SIGINT, SIGABRT, SIGKILL, SIGTERM = -2, -6, -9, -15
 TIMED_OUT = "Watchdog caught collective operation timeout"
 TOLD_OTHERWISE = (
     "monitoredBarrier",
@@ -32,6 +32,8 @@ class Failures:
     marks: list[tuple[int, Mark]] = field(default_factory=list)
     exits: list[tuple[int, Exit, str | None, int | None]] = field(default_factory=list)
     anonymous: list[Traceback] = field(default_factory=list)
+    unplaced: list[Ended] = field(default_factory=list)
+    """Ends of processes whose rank is not known, and that are no clean-up."""
     victims: set[int] = field(default_factory=set)
     """Ranks that failed because others did (or did not come)."""
     aborted: set[int] = field(default_factory=set)
@@ -46,6 +48,8 @@ def failures(facts: Facts, ranks: Ranks) -> Failures:
     for traceback in facts.tracebacks:
         if traceback.launcher or not traceback.type or any(words in traceback.message for words in TOLD_OTHERWISE):
             continue
+        if traceback.handled or is_no_error(traceback.type, traceback.message):
+            continue
         rank = _rank_of(traceback, facts, ranks)
         if rank is None:
             found.anonymous.append(traceback)
@@ -54,7 +58,7 @@ def failures(facts: Facts, ranks: Ranks) -> Failures:
             found.marks.append((rank, _mark(traceback)))
     _adopt_anonymous(found, ended, named)
     _add_aborted(found, facts, ranks)
-    _add_exits(found, ended, facts)
+    _add_exits(found, ended, facts, [each for each in facts.ended if _rank_of_end(each, ranks) is None])
     return found
 
 
@@ -62,13 +66,19 @@ def _ended_by_rank(facts: Facts, ranks: Ranks) -> dict[int, Ended]:
     """One end a rank: the summary's, where there is one; else the line about the process."""
     found: dict[int, Ended] = {}
     for each in facts.ended:
-        rank = each.rank
-        if rank is None:
-            rank = ranks.of_pid(each.pid) if each.pid is not None else None
-            rank = each.local if rank is None and ranks.single_node else rank
+        rank = _rank_of_end(each, ranks)
         if rank is not None and (rank not in found or each.rank is not None):
             found[rank] = each
     return found
+
+
+def _rank_of_end(ended: Ended, ranks: Ranks) -> int | None:
+    if ended.rank is not None:
+        return ended.rank
+    if ended.task is not None:
+        return ended.task if ranks.tasks_are_ranks else None
+    rank = ranks.of_pid(ended.pid) if ended.pid is not None else None
+    return ended.local if rank is None and ranks.single_node else rank
 
 
 def _rank_of(traceback: Traceback, facts: Facts, ranks: Ranks) -> int | None:
@@ -130,13 +140,15 @@ def _backend_error(time: int, message: str, kind: str) -> Mark:
     return Mark(MarkKind.EXCEPTION, time, value=kind, failure=Failure(kind, message, uncaught=True))
 
 
-def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts) -> None:
+def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts, nobodys: list[Ended]) -> None:
     raised = {rank for rank, _ in found.marks}
     kernel = {trouble.pid for trouble in facts.troubles if trouble.kind == "kernel"}
     own_faults = any(_is_own(mark) for _, mark in found.marks) or bool(found.anonymous)
+    told = _told(facts)
+    found.unplaced = [each for each in nobodys if each.code != SIGTERM and _counts(each, kernel, own_faults, facts, told)]
     silent = _without_a_word(ended, facts, raised) if not found.anonymous else None
     for rank, each in ended.items():
-        counts = rank in raised or _counts(each, kernel, own_faults, facts) or (rank == silent and not own_faults)
+        counts = rank in raised or _counts(each, kernel, own_faults, facts, told) or (rank == silent and not own_faults)
         if counts:
             found.exits.append((rank, Exit(time=each.time, code=each.code), each.host, each.pid))
         else:
@@ -151,7 +163,7 @@ def _without_a_word(ended: dict[int, Ended], facts: Facts, raised: set[int]) -> 
     return silent[0] if len(silent) == 1 and not facts.timeouts else None
 
 
-def _counts(ended: Ended, kernel: set[int | None], own_faults: bool, facts: Facts) -> bool:
+def _counts(ended: Ended, kernel: set[int | None], own_faults: bool, facts: Facts, told: bool) -> bool:
     """Whether an exit status says something about the rank itself, and not that others had failed before."""
     if ended.code == SIGKILL:
         # The launcher kills so what SIGTERM does not end; after a time-out that is no news.
@@ -159,15 +171,15 @@ def _counts(ended: Ended, kernel: set[int | None], own_faults: bool, facts: Fact
     if ended.code == SIGABRT and facts.exit_aborted:
         return False
     if ended.code < 0:
-        return ended.code not in (SIGABRT, SIGINT) or not _told(facts)  # SIGTERM is known to be the launcher's
-    return not _told(facts)
+        return ended.code not in (SIGABRT, SIGINT) or not told  # SIGTERM is known to be the launcher's
+    return not told
 
 
 def _told(facts: Facts) -> bool:
     """Whether the log itself says why ranks ended."""
     beats = any(trouble.kind in ("heartbeat", "nccl_error", "cuda_error") for trouble in facts.troubles)
-    tracebacks = any(not traceback.launcher for traceback in facts.tracebacks)
-    return bool(facts.timeouts or facts.barriers or facts.joining or tracebacks or beats)
+    tracebacks = any(not traceback.launcher and not traceback.handled for traceback in facts.tracebacks)
+    return bool(facts.timeouts or facts.barriers or any(facts.rendezvous.values()) or tracebacks or beats)
 
 
 def _is_own(mark: Mark) -> bool:

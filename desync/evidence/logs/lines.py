@@ -26,6 +26,7 @@ ANCHORS: tuple[bytes, ...] = (
     b"Killed process",
     b"oom_kill event",
     b"srun: error: ",
+    b" exited on signal ",
     b"Setting OMP_NUM_THREADS",
     b"world_size",
 )
@@ -56,8 +57,10 @@ class LineScanner:
         """Its end."""
         self.before = b""
         """What came before the newest line, up to MAX_LINE bytes."""
+        self.start = 0
+        """Where the newest line begins, in bytes from the stream's beginning."""
         self.place = 0
-        """Where the newest line ends, in bytes from the stream's beginning."""
+        """Where it ends."""
         self.size = 0
         """How many bytes have been read."""
 
@@ -90,7 +93,8 @@ class LineScanner:
                 _keep_newest(newest, line)
             elif self._wanted(line):
                 self.before = chunk[max(0, start - MAX_LINE) : start]
-                self.place = first + start + len(line)
+                self.start = first + start
+                self.place = self.start + len(line)
                 yield _text(line)
         for lines in newest.values():
             yield from map(_text, lines)

@@ -277,10 +277,9 @@ def joining(line: Line, facts: Facts) -> bool:
         time=line.time,
         gave_up=found["gave_up"] is not None,
     )
-    facts.joining = [
-        each for each in facts.joining if (each.rank, each.key, each.speaker.rank) != (new.rank, new.key, line.speaker.rank)
-    ]
-    facts.joining.append(new)
+    kept = facts.rendezvous.setdefault(new.key, {})
+    if len(kept) < MAX_FACTS and len(facts.rendezvous) < MAX_FACTS:
+        kept[(new.rank, line.speaker.rank)] = new
     return True
 
 
@@ -289,7 +288,7 @@ def joined(line: Line, facts: Facts) -> bool:
     found = p.JOINED.search(line.text)
     if found is None:
         return False
-    facts.joining = [each for each in facts.joining if each.key != int(found[1])]
+    facts.rendezvous.pop(int(found[1]), None)
     return True
 
 
@@ -298,9 +297,11 @@ def clients(line: Line, facts: Facts) -> bool:
     found = p.CLIENTS.search(line.text)
     if found is None:
         return False
-    facts.joining.append(
-        Joining(line.speaker, line.order, line.speaker.rank, int(found[3]), int(found[2]), 1, line.time, gave_up=True)
-    )
+    rank = line.speaker.rank
+    new = Joining(line.speaker, line.order, rank, int(found[3]), int(found[2]), 1, line.time, gave_up=True)
+    kept = facts.rendezvous.setdefault(1, {})
+    if len(kept) < MAX_FACTS:
+        kept[(rank, rank)] = new
     return True
 
 
@@ -332,6 +333,17 @@ def _trouble(kind: str, pattern: re.Pattern[str], torch_only: bool = False) -> H
     return handle
 
 
+def network(line: Line, facts: Facts) -> bool:
+    """NCCL's words about the network."""
+    place = line.text.find(p.NETWORK_WORD)
+    found = p.NETWORK.match(line.text[place : place + MAX_TEXT]) if place >= 0 else None
+    if found is None or len(facts.troubles) >= MAX_FACTS:
+        return False
+    host, pid = nccl_head(line.text[:place]) or (None, None)
+    facts.troubles.append(Trouble("network", line.speaker, line.order, line.time, found[0].strip(), pid, host))
+    return True
+
+
 def out_of_memory(line: Line, facts: Facts) -> bool:
     """A message about device memory; the GPU that it names is one of the process's node."""
     if p.OUT_OF_MEMORY.search(line.text) is None or len(facts.troubles) >= MAX_FACTS:
@@ -345,14 +357,40 @@ def out_of_memory(line: Line, facts: Facts) -> bool:
 
 
 def srun(line: Line, facts: Facts) -> bool:
-    """srun's words for the end of tasks; only memory is evidence, the rest is its clean-up."""
+    """srun's words for the end of tasks; of several at once they are its clean-up."""
     found = p.SRUN.search(line.text)
-    if found is None or "Out Of Memory" not in found[3]:
-        return found is not None
-    for task in _numbers(found[2])[:64]:
-        facts.troubles.append(
-            Trouble("srun_memory", line.speaker, line.order, line.time, found[0][:MAX_TEXT], host=found[1], number=task)
-        )
+    if found is None:
+        return False
+    tasks = _numbers(found[2])[:64]
+    if "Out Of Memory" in found[3]:
+        for task in tasks:
+            facts.tasks = max(facts.tasks, task)
+            facts.troubles.append(
+                Trouble("srun_memory", line.speaker, line.order, line.time, found[0][:MAX_TEXT], host=found[1], number=task)
+            )
+    elif len(tasks) == 1 and len(facts.ended) < MAX_FACTS and (end := p.SRUN_END.match(found[3])) is not None:
+        facts.tasks = max(facts.tasks, *tasks)
+        code = int(end[2]) if end[2] is not None else -_SIGNALS[end[1]]
+        facts.ended.append(Ended(line.speaker, line.order, line.time, code, None, None, None, found[1], task=tasks[0]))
+    return True
+
+
+_SIGNALS = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Killed": signal.SIGKILL,
+}
+
+
+def mpirun(line: Line, facts: Facts) -> bool:
+    """mpirun says which rank ended first."""
+    found = p.MPIRUN_END.search(line.text)
+    if found is None or len(facts.ended) >= MAX_FACTS:
+        return False
+    rank, pid, code = int(found[1]), int(found[2]), -int(found[4])
+    facts.ended.append(Ended(line.speaker, line.order, line.time, code, rank, None, pid, found[3], root=True))
     return True
 
 
@@ -371,6 +409,7 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("collective operation timeout", timeout),
     ("ork", status),
     ("dump signal due to", dump_signal),
+    ("to dump the debug info", dump_signal),
     (p.OBSERVED, observer),
     ("collective", lagging),
     ("CollectiveFingerPrint", fingerprint),
@@ -385,18 +424,20 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("clients joined", clients),
     ("Init COMPLETE", communicator),
     ("port active", _trouble("network_back", p.NETWORK_BACK)),
-    ("NCCL WARN", _trouble("network", p.NETWORK)),
+    ("NCCL WARN", network),
     ("closed by remote peer", _trouble("peer_gone", p.PEER_GONE)),
     ("heartbeat", _trouble("heartbeat", p.HEARTBEAT, torch_only=True)),
     ("watchdog", _trouble("heartbeat", p.HEARTBEAT, torch_only=True)),
     ("Heartbeat", _trouble("heartbeat", p.HEARTBEAT, torch_only=True)),
     ("NCCL", _trouble("nccl_error", p.NCCL_ERROR, torch_only=True)),
+    ("HIP error", _trouble("cuda_error", p.CUDA_ERROR, torch_only=True)),
     ("CUDA", _trouble("cuda_error", p.CUDA_ERROR, torch_only=True)),
     (p.GIL, _trouble("gil", re.compile(re.escape(p.GIL) + r".{0,100}"), torch_only=True)),
     ("Killed", _trouble("kernel", p.KERNEL)),
     ("oom-kill", _trouble("kernel", p.KERNEL)),
     ("oom_kill", _trouble("oom_events", p.OOM_EVENTS)),
     ("srun: ", srun),
+    ("exited on signal", mpirun),
     ("emory", out_of_memory),
     ("OutOfMemoryError", out_of_memory),
 )

@@ -24,7 +24,8 @@ STATUS = re.compile(
     r": (?P<enqueued>-?\d{1,20}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,20})"
 )
 DUMP = re.compile(
-    r"Received a dump signal due to a collective timeout from (?P<who>this local rank|\s*rank \d{1,7})"
+    r"Received a (?:dump signal due to a collective timeout|(?:global )?timeout(?: signal)?) from "
+    r"(?P<who>this local rank|another rank|\s*rank \d{1,7})"
     r".{0,200}?Last enqueued NCCL work: (?P<enqueued>-?\d{1,20}), last completed NCCL work: (?P<completed>-?\d{1,20})"
 )
 OBSERVED = "Observed flight recorder dump signal from another rank"
@@ -54,7 +55,12 @@ BARRIER_REACHED = re.compile(r"Rank (\d{1,7}) successfully reached monitoredBarr
 
 TRACEBACK = re.compile(r"^(?:Traceback|Exception in thread.{0,100}Traceback) \(most recent call last\):")
 FRAME = re.compile(r'^\s{1,12}File "(.{1,1000})", line (\d{1,9}), in (.{1,300})$')
-RAISED = re.compile(r"^((?:[A-Za-z_]\w{0,100}\.){0,8}[A-Z]\w{0,100})(?:: (.*))?$")
+RAISED = re.compile(
+    r"^((?:[A-Za-z_]\w{0,100}\.){1,8}(?:[A-Z]\w{0,100}|[a-z]{0,12}(?:error|timeout|exception))"
+    r"|(?=[A-Z])\w{0,100}(?:Error|Exception|Warning|Interrupt|Exit|Iteration|Group))"
+    r"(?:: (.*))?$"
+)
+"""An exception: with its module, or one of Python's own; other capitalised words may be of another rank's line."""
 SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error:")
 """torch.multiprocessing.spawn hands on the traceback of one of its processes, whose number is its rank."""
 UNUSED = re.compile(r"(Parameter(?:s| indices) which did not receive grad for rank (\d{1,7}): .{0,2000})")
@@ -69,6 +75,7 @@ SPAWNED_ENDED = re.compile(
 CLOSING = re.compile(r"Sending process (\d{1,9}) closing signal (\w{1,12})")
 RESTART = re.compile(r"[Ww]orker group .{0,60}[Ww]ill restart|Restarting worker group|restarting worker group")
 LAUNCH = "Setting OMP_NUM_THREADS"
+LAUNCHER = (LAUNCH, "distributed/elastic", "distributed.elastic")
 SUMMARY_ROOT = "Root Cause (first observed failure):"
 SUMMARY_OTHERS = re.compile(r"^\s*Failures:\s*$")
 SUMMARY_LINE = re.compile(r"^\s{1,8}(time|host|rank|exitcode)\s{0,12}: (.{1,300})$")
@@ -84,7 +91,8 @@ JOINING = re.compile(
 CLIENTS = re.compile(r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,7})/(\d{1,7}) clients joined")
 
 COMMUNICATOR = re.compile(r"ncclCommInitRank\w* comm \S{1,40} rank (\d{1,7}) nranks (\d{1,7}) .{0,200}Init COMPLETE")
-NETWORK = re.compile(
+NETWORK_WORD = "NCCL WARN "
+NETWORK = re.compile(  # to be matched once, at the first NETWORK_WORD of a line
     r"NCCL WARN .{0,40}?(?:Got completion from peer .{1,80}?(?:error|status=) ?(?:12|5|10|11)\b|"
     r"Got async (?:fatal )?event ?:.{0,40}(?:port error|fatal)|[Aa]sync error event.{0,80}|.{0,60}IBV_EVENT_PORT_ERR|"
     r".{0,80}(?:No route to host|Network is unreachable|Connection timed out))"
@@ -92,16 +100,19 @@ NETWORK = re.compile(
 NETWORK_BACK = re.compile(r"NCCL (?:WARN|INFO) .{0,60}port active")
 PEER_GONE = re.compile(r"socketProgress: Connection closed by remote peer|Connection closed by remote peer")
 NCCL_ERROR = re.compile(r"(NCCL error(?: in)?: .{1,200}|NCCL communicator was aborted.{0,100})")
-CUDA_ERROR = re.compile(r"(CUDA error: .{1,200}|CUDA driver error: .{1,100})")
+CUDA_ERROR = re.compile(r"((?:CUDA|HIP) error: .{1,200}|CUDA driver error: .{1,100})")
 HEARTBEAT = re.compile(
     r"Heartbeat monitor timed out!|detected no heartbeat of its watchdog|watchdog got stuck for \d+ seconds|"
     r"due to ProcessGroupNCCL watchdog hang"
 )
 GIL = "Could not acquire GIL within"
 
+LABEL = re.compile(r"^ {0,6}(\d{1,5}): ", re.MULTILINE)
 KERNEL = re.compile(r"(?:oom-kill:.{0,400}\bpid=(\d{1,9})|Killed process (\d{1,9}) \()")
 OOM_EVENTS = re.compile(r"Detected (\d{1,6}) oom_kill event")
 SRUN = re.compile(r"srun: error: ([\w.-]{1,100}): tasks? ([\d,-]{1,400}): (.{1,80})")
+SRUN_END = re.compile(r"(Segmentation fault|Aborted|Bus error|Floating point exception|Killed|Exited with exit code (\d{1,3}))")
+MPIRUN_END = re.compile(r"process rank (\d{1,7}) with PID (\d{1,9}) on node ([\w.-]{1,100}) exited on signal (\d{1,3})")
 OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP|XPU) out of memory|ran out of memory|OutOfMemoryError")
 GPU = re.compile(r"\(GPU (\d{1,4});|GPU (\d{1,4}) has a total capac")
 WORLD = re.compile(r"\bworld_size[=: ]{1,3}(\d{1,7})\b", re.IGNORECASE)
@@ -117,8 +128,16 @@ DONE = re.compile(
 )
 """With these (in small letters) a program says that its work is done.  They are looked for only at a log's end and before a
 late failure, in the lines that hold one of DONE_WORDS."""
-DONE_OF_ALL = re.compile(r"before program exit|^wandb: ")
-"""Of these, what is printed after a crash as well."""
+DONE_OF_ALL = re.compile(r"before program exit|^wandb: |\bjob (?:completed|finished)\b")
+"""Of these, what is printed after a crash as well: the script that runs the job says so whatever became of it."""
+AFTERMATH = re.compile(
+    r"frame #\d|\.cpp:\d|\b(?:srun|slurmstepd): |^\s*#\d{1,3} |terminate called|what\(\): |Exception raised from "
+)
+"""Lines that follow an error of themselves: they do not say that the job went on."""
+WORK = re.compile(r"(?!Traceback|During handling|The above exception|wandb: )\S")
+"""A line that can be of a program's work: no part of a traceback, and not what is said at an exit."""
+TAKEN_DOWN = "taking the entire process down"
+TERMINATED = "terminate called after throwing"
 NO_EXCEPTION = "terminate called without an active exception"
 SIZES_DIFFER = re.compile(r"op\.preamble\.length <= op\.nbytes\. \d{1,20} vs \d{1,20}")
 JOINED = re.compile(r"Completed store-based barrier for key:\s?store_based_barrier_key:(\d{1,9})")

@@ -24,6 +24,11 @@ class Ranks:
 
     world: int
     single_node: bool
+    """Something shows that all ranks are on one node, where local ranks are ranks."""
+    tasks_are_ranks: bool
+    """srun's tasks are as many as the ranks: with a launcher on each node they count nodes."""
+    files_are_ranks: bool
+    """The same for numbers in the names of files."""
     by_pid: Mapping[tuple[str | None, int], int]
     by_any_pid: Mapping[int, int]
     groups: dict[str, Group] = field(default_factory=dict)
@@ -34,11 +39,14 @@ class Ranks:
         """The rank of who says a line; ``group_rank`` is used where nothing else is known, for the default group."""
         if speaker.rank is not None:
             return speaker.rank
-        if speaker.file_rank is not None:
+        bare = speaker.local is None and speaker.task is None
+        if speaker.file_rank is not None and bare:
             return speaker.file_rank
+        if speaker.file_number is not None and bare and self.files_are_ranks:
+            return speaker.file_number
         if speaker.pid is not None and speaker.pid in self.by_any_pid:
             return self.by_any_pid[speaker.pid]
-        if speaker.task is not None:
+        if speaker.task is not None and speaker.local is None and self.tasks_are_ranks:
             return speaker.task
         if speaker.local is not None and self.single_node:
             return speaker.local
@@ -61,11 +69,36 @@ def resolve(facts: Facts) -> Ranks:
     hosts = {each.host for each in facts.ended if each.host} | {each.host for each in facts.communicators}
     by_pid, by_any = _pids(facts)
     world = _world(facts)
-    locals_ = [speaker.local for speaker in facts.speakers if speaker.local is not None]
-    single = len(hosts) <= 1 and (not locals_ or max(locals_) + 1 >= world)
-    ranks = Ranks(world, single, by_pid, by_any)
+    locals_ = (*(each.local for each in facts.ended), *(each.local for each in facts.speakers))
+    launched = facts.launched or any(local is not None for local in locals_)
+    files = max((each.file_number for each in facts.speakers if each.file_number is not None), default=-1)
+    files_are_ranks = files >= 0 and (files + 1 >= world > 0 or (world == 0 and not launched))
+    ranks = Ranks(
+        world=max(world, files + 1 if files_are_ranks else 0),
+        single_node=len(hosts) <= 1 and _on_one_node(facts, world),
+        tasks_are_ranks=_tasks_are_ranks(facts.tasks, world, launched),
+        files_are_ranks=files_are_ranks,
+        by_pid=by_pid,
+        by_any_pid=by_any,
+    )
     ranks.groups, ranks.inferred = _groups(facts, ranks)
     return ranks
+
+
+def _on_one_node(facts: Facts, world: int) -> bool:
+    """Whether the local ranks, or the processes of one launcher or host, are as many as the ranks."""
+    locals_ = [speaker.local for speaker in facts.speakers if speaker.local is not None]
+    locals_ += [each.local for each in facts.ended if each.local is not None]
+    places = {(each.host, each.pid) for each in facts.communicators if each.size == world}
+    most = max([0, len(places), *(local + 1 for local in locals_), *map(len, _processes(facts).values())])
+    return most >= world > 0
+
+
+def _tasks_are_ranks(tasks: int, world: int, launched: bool) -> bool:
+    """``tasks`` is the largest number of a task.  The last may be silent, but a single one says nothing of two ranks."""
+    if world == 0:
+        return tasks > 0 and not launched
+    return tasks + 2 >= world if tasks > 0 else world == 1
 
 
 def _pids(facts: Facts) -> tuple[dict[tuple[str | None, int], int], dict[int, int]]:
@@ -96,14 +129,19 @@ def _world(facts: Facts) -> int:
     sizes += [rank + 1 for each in facts.lagging for rank in each.ranks]
     sizes += [each.group_rank + 1 for each in facts.timeouts if each.group_rank is not None]
     sizes += [each.group_rank + 1 for each in facts.fingerprints]
+    sizes.append(sum(map(len, _processes(facts).values())))
+    return min(max(sizes, default=0), MAX_WORLD if len(facts.speakers) >= MANY else MAX_UNHEARD)
+
+
+def _processes(facts: Facts) -> dict[int, set[int]]:
+    """The processes that the launchers tell of, by file."""
     processes: defaultdict[int, set[int]] = defaultdict(set)
     for file, pid in facts.signalled:
         processes[file].add(pid)
     for ended in facts.ended:
         if ended.pid is not None:
             processes[ended.speaker.file].add(ended.pid)
-    sizes.append(sum(map(len, processes.values())))
-    return min(max(sizes, default=0), MAX_WORLD if len(facts.speakers) >= MANY else MAX_UNHEARD)
+    return processes
 
 
 def group_name(tag: GroupTag | None, rank: int | None, group_rank: int | None = None) -> str:
@@ -167,7 +205,7 @@ def _members(known: Mapping[int, int], world: int, silent: set[int | None]) -> t
     One silent rank just behind the last known member belongs to it, too, if nothing else is missing.
     """
     places = sorted(known)
-    step = _step(known)
+    step = distance(known)
     if step is None:
         return tuple(known[place] for place in places), False
     first = known[places[0]] - places[0] * step
@@ -180,7 +218,7 @@ def _members(known: Mapping[int, int], world: int, silent: set[int | None]) -> t
     return tuple(members[place] for place in sorted(members)), guessed
 
 
-def _step(known: Mapping[int, int]) -> int | None:
+def distance(known: Mapping[int, int]) -> int | None:
     """The distance between neighbours, if all known members keep one."""
     places = sorted(known)
     if len(places) < 2:

@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 from desync.evidence.logs import patterns as p
 from desync.evidence.logs.clock import Clock
-from desync.evidence.logs.facts import Facts
+from desync.evidence.logs.facts import Facts, Traceback
 from desync.evidence.logs.lines import LineScanner, plain, uncoloured
-from desync.evidence.logs.messages import MESSAGES, Line
+from desync.evidence.logs.messages import MESSAGES, Line, said_by_torch
 from desync.evidence.logs.speakers import Speaker, bared, container, line_shape, parse, unwrapped
 from desync.evidence.logs.summary import Summary
 from desync.evidence.logs.tracebacks import Tracebacks
@@ -27,11 +27,13 @@ FIRST_ORDER = 100
 """Where a log names no time, the order of its lines stands for it; it must be possible to lie before the first."""
 LEAST_AFTER = 8
 """So many lines after an error, and then words of success, say that the job went on."""
+MAX_RAISED = 64
 MAX_PARTS = 64
 """Pieces of one line that a container's log has cut."""
 
 
 WORDS = (
+    *(p.TAKEN_DOWN, p.TERMINATED),
     *dict.fromkeys(word for word, _ in MESSAGES if word != "world_size"),
     *("Traceback", "-- Process ", "first observed", "Failures:", "ChildFailed", "receive grad", "handling of the", "above exc"),
     *("[repeated ", "orker group", p.LAUNCH, p.STACK_HEAD, "world_size"),
@@ -57,16 +59,19 @@ class LogReader:
         stream: BinaryIO,
         *,
         file_rank: int | None = None,
+        file_number: int | None = None,
         file_local: int | None = None,
         year: int | None = None,
     ) -> None:
         """Read a log to its end.  ``year`` is for times without one.
 
-        ``file_rank`` and ``file_local`` are the rank in the job and on its node that the file's name tells.  Raises OSError.
+        ``file_rank`` and ``file_local`` are the rank in the job and on its node that the file's name tells, ``file_number`` is
+        its number in a set of files.  Raises OSError.
         """
         self._files += 1
         scanner = LineScanner(stream)
-        reading = _Reading(self, scanner, Speaker(file=self._files, file_rank=file_rank, local=file_local), Clock(year))
+        base = Speaker(file=self._files, file_rank=file_rank, file_number=file_number, local=file_local)
+        reading = _Reading(self, scanner, base, Clock(year))
         for text in scanner:
             reading.line(text)
         reading.end()
@@ -91,6 +96,9 @@ class _Reading:
         self._parts: dict[str, str] = {}
         self._stack_of: dict[Speaker, int] = {}
         self._newest_stack: int | None = None
+        self._timeout_of: dict[Speaker, int] = {}
+        """The newest time-out of each speaker, among the first ``_counted``."""
+        self._counted = 0
         self._bar: tuple[str, int] | None = None
         self._raw = ""
         self._passed_over = ""
@@ -98,6 +106,12 @@ class _Reading:
         self._looked = False
         self._known = 0
         self._failed_at: int | None = None
+        self._tasks: int | None = None
+        self._raised: list[tuple[Traceback, int]] = []
+        """The newest tracebacks, and where each ends in the file."""
+        self._settled = False
+        self._taken_down = False
+        """A process has said that it ends for its error: whatever comes after that, the job did not go on."""
         self._shape: tuple[re.Pattern[str] | None] | None = None
 
     def _line_shape(self) -> re.Pattern[str] | None:
@@ -105,6 +119,14 @@ class _Reading:
         if self._shape is None:
             self._shape = (line_shape(uncoloured(self.scanner.head)),)
         return self._shape[0]
+
+    def _count_tasks(self, speaker: Speaker) -> None:
+        """Keep srun's largest label; in a file's beginning, which is looked at once, all tasks speak."""
+        if speaker.task is None:
+            return
+        if self._tasks is None:
+            self._tasks = max(map(int, p.LABEL.findall(plain(self.scanner.head))), default=-1)
+        self.log.facts.tasks = max(self.log.facts.tasks, speaker.task, self._tasks)
 
     def line(self, text: str) -> None:
         """Take in one line."""
@@ -116,6 +138,7 @@ class _Reading:
             self._known = self.log.facts.failures
 
     def _take(self, text: str) -> None:
+        self.log.facts.launched = self.log.facts.launched or any(word in text for word in p.LAUNCHER)
         if not self.scanner.followed and not any(word in text for word in WORDS):
             self._passed_over = text
             return
@@ -127,11 +150,13 @@ class _Reading:
         speaker, rest = parse(text, self.base)
         if "\\n" in rest:
             return  # somebody quotes a message
+        self._count_tasks(speaker)
         order = self.log.next_order()
         for each in (self._passed_over, in_front, rest):
             self.clock.see(each)
         self._passed_over = ""
         line = Line(speaker, rest, order, self.clock.now(order))
+        self._taken_down = self._taken_down or _takes_down(line)
         if self._in_block(line):
             return
         self._follow(rest)
@@ -164,7 +189,10 @@ class _Reading:
         if self.summary.take(line, facts):
             self.scanner.follow = max(self.scanner.follow, FOLLOW_SUMMARY)
             return True
+        before = len(facts.tracebacks)
         if self.tracebacks.take(line, facts):
+            if len(facts.tracebacks) > before:
+                self._raised = [*self._raised[1 - MAX_RAISED :], (facts.tracebacks[-1], self.scanner.place)]
             self.scanner.follow = max(self.scanner.follow, FOLLOW_TRACEBACK if self.tracebacks.open else 8)
             return False  # its last line can be a message as well
         if line.text.startswith(("#", " #")) and (frame := p.STACK_FRAME.match(line.text)) is not None:
@@ -187,20 +215,41 @@ class _Reading:
         started = p.LAUNCH in rest and bool(self.log.facts.ended)
         if started or ("orker group" in rest and p.RESTART.search(rest) is not None):
             self.log.new_run()
-            self._looked, self._known = False, 0
+            self.log.facts.launched = True
+            self._looked, self._known, self._taken_down = False, 0, False
+            self._settled, self._raised = False, []
+            self._timeout_of, self._counted = {}, 0
 
     def _after(self, line: Line) -> None:
         facts = self.log.facts
+        if len(facts.timeouts) == 1 and not self._settled:
+            self._settled = True
+            self._settle_tracebacks()
         if len(facts.timeouts) == 1 and self._bar is None:
             self._bar = _last_bar(plain(self.scanner.before) + self._raw) or ("", -1)
         if not self._looked and len(facts.troubles) + len(facts.timeouts) == 1:
             self._looked = True
             self._look_for_end(plain(self.scanner.before), line.order - 1)
 
+    def _settle_tracebacks(self) -> None:
+        """At the first time-out: a traceback after which its speaker printed lines of its work was caught."""
+        first = self.scanner.start - len(self.scanner.before)
+        worked: list[tuple[int, Speaker]] = []
+        for raw in self.scanner.before.splitlines(keepends=True) if self._raised else ():
+            text = uncoloured(raw).strip("\r\n")
+            speaker, rest = parse(bared(text, self._line_shape())[1], self.base)
+            if p.WORK.match(rest) is not None and p.AFTERMATH.search(rest[:200]) is None:
+                worked.append((first, speaker))
+            first += len(raw)
+        for traceback, place in self._raised:
+            traceback.handled = sum(where >= place and who == traceback.speaker for where, who in worked) > LEAST_AFTER
+
     def _begin_stack(self, speaker: Speaker) -> None:
         timeouts = self.log.facts.timeouts
-        indices = [index for index, timeout in enumerate(timeouts) if timeout.speaker == speaker]
-        self._newest_stack = indices[-1] if indices else None
+        for index in range(self._counted, len(timeouts)):
+            self._timeout_of[timeouts[index].speaker] = index
+        self._counted = len(timeouts)
+        self._newest_stack = self._timeout_of.get(speaker)
         if self._newest_stack is not None:
             self._stack_of[replace(speaker, rank=None)] = self._newest_stack
 
@@ -228,9 +277,9 @@ class _Reading:
     def _went_on(self) -> bool:
         """Whether the job went on after the newest error in this file and says at its end that its work is done."""
         text = plain(self.scanner.after(self._failed_at)) if self._failed_at is not None else ""
-        lines = [line for line in text.splitlines()[-MAX_END_LINES:] if line.strip()]
+        lines = [line for line in text.splitlines()[-MAX_END_LINES:] if line.strip() and p.AFTERMATH.search(line[:200]) is None]
         firm = [line for line in lines if p.DONE_OF_ALL.search(line[:400].lower()) is None]
-        return len(lines) > LEAST_AFTER and _words_of_end(firm) is not None
+        return not self._taken_down and len(lines) > LEAST_AFTER and _words_of_end(firm) is not None
 
     def _look_for_end(self, text: str, order: int) -> None:
         words = _words_of_end([line for line in text.splitlines()[-MAX_END_LINES:] if line])
@@ -259,6 +308,10 @@ class _Reading:
             and bar[1] > self._bar[1] >= 0
         ):
             facts.moving = f"{bar[0]} {self._bar[1]}% when the others gave up, {bar[1]}% at the end of the log".strip()
+
+
+def _takes_down(line: Line) -> bool:
+    return line.text.startswith(p.TERMINATED) or (p.TAKEN_DOWN in line.text and said_by_torch(line))
 
 
 def _words_of_end(lines: list[str]) -> str | None:

@@ -14,19 +14,21 @@ class Speaker:
     rank: int | None = None
     """From torch's own ``[rankN]:``, or mpirun's tag."""
     task: int | None = None
-    """srun's label: as a rule the rank."""
+    """srun's label: the rank, or the node where each has a launcher of its own."""
     local: int | None = None
     """torchrun's ``[default3]:``: the rank on its node."""
     pid: int | None = None
     file: int = 0
     """Number of the file."""
     file_rank: int | None = None
-    """From the file's name."""
+    """From a file's name that says "rank"."""
+    file_number: int | None = None
+    """The number in the name of a file that is one of a set: a rank or a node."""
 
 
 _PREFIXES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\[rank(\d{1,6})\]:\s?"), "rank"),
-    (re.compile(r"\[\d+,(\d{1,6})\]<std(?:out|err)>:\s?"), "rank"),
+    (re.compile(r"\[(?:[\w.-]{1,100}@)?\d{1,9},(\d{1,6})\]<std(?:out|err)>:\s?"), "rank"),
     (re.compile(r"\[[A-Za-z_]{1,32}(\d{1,5})\]:\s?"), "local"),
     (re.compile(r"\s{0,6}(\d{1,5}): "), "task"),
     (re.compile(r"\([\w.<>:]{1,100} pid=(\d{1,9})(?:, ip=[\d.:a-f]+)?\)\s?"), "pid"),
@@ -37,14 +39,15 @@ _NCCL_HEAD = re.compile(r"([\w.-]{1,100}):(\d{1,9}):\d{1,9} \[(\d{1,3})\]")
 MAX_PREFIXES = 6
 _BEGINNINGS = frozenset("[( 0123456789")
 
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
+_STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_TIME = re.compile(rf"(?:{_STAMP}|\[{_STAMP}\])[ \t]")
 _SHAPES = tuple(
     re.compile(shape)
     for shape in (
         r"\[(?:pod/)?[\w.-]{1,100}(?:/[\w.-]{1,100})*\] ",  # kubectl logs --prefix, clush
         r"[\w.-]{1,100} *\| ",  # docker compose
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}(?:\[\d{1,9}\])?: ",  # the system's journal
-        r"[\w.-]{1,100}: ",  # pdsh
+        r"(?!\d{1,5}: )[\w.-]{1,100}: ",  # pdsh; a number alone is srun's label
     )
 )
 _NO_HOST = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit)?: |(?:srun|slurmstepd|wandb|kernel): ")

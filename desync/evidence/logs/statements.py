@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from desync.evidence.flight_recorder.names import public
 from desync.evidence.logs.facts import Barrier, Facts, Fingerprint, Joining, Trouble
 from desync.evidence.logs.failures import SIGABRT, Failures
 from desync.evidence.logs.patterns import NO_EXCEPTION, SIZES_DIFFER
-from desync.evidence.logs.ranks import DEFAULT, Ranks
+from desync.evidence.logs.ranks import DEFAULT, Ranks, distance
 from desync.evidence.logs.structure import structure
 from desync.evidence.logs.victims import is_victim
-from desync.model import Claim, ClaimKind
+from desync.model import Claim, ClaimKind, Mark
 
 MAX_QUOTED = 8
 """Lines of one kind that are quoted."""
@@ -45,15 +46,41 @@ def _barriers(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
         return
     if not lists:
         first = min(facts.barriers, key=lambda each: each.order)
-        yield _absent(first, (0,), f"{len(reached)} ranks reached it and waited for rank 0, which says nothing")
+        text = f"{len(reached)} ranks reached it and waited for rank 0, which says nothing"
+        yield _in_job(_absent(first, (0,), text), facts.barriers)
         return
     missing = {rank for each in lists for rank in each.missing}
     longest = max(lists, key=lambda each: len(each.missing))
     heard = reached | {each.by for each in lists if each.by is not None}
     if len(missing) == 1 and len(heard) + 1 < ranks.world and len(heard) > 1:
-        # Without wait_all_ranks rank 0 names the first that fails; all others that came say so themselves.
-        missing |= set(range(ranks.world)) - heard
-    yield _absent(longest, tuple(sorted(missing - reached)), longest.text)
+        # Without wait_all_ranks rank 0 names the first that fails; all others that came say so themselves.  Numbers are those
+        # of the group, which may be smaller than the job: what is beyond the largest that is heard of may not be in it.
+        missing |= set(range(max(heard | missing))) - heard
+    missing -= reached
+    yield _in_job(_absent(longest, tuple(sorted(missing)), longest.text), facts.barriers)
+
+
+def _in_job(claim: Claim, barriers: Iterable[Barrier]) -> Claim:
+    """The claim with the ranks of the job for those of the group; with none where they cannot be told."""
+    start, step = _layout(barriers)
+    if (start, step) == (0, 1):
+        return claim
+    ranks = tuple(start + rank * step for rank in claim.ranks) if step is not None else ()
+    return replace(claim, ranks=ranks, group=None, op=None)
+
+
+def _layout(barriers: Iterable[Barrier]) -> tuple[int, int | None]:
+    """Rank of a group's first member and the distance of its members, from who says which rank of the group it is."""
+    known: dict[int, int] = {}
+    for each in barriers:
+        own = each.by if each.by is not None else each.reached
+        if own is not None and each.speaker.rank is not None:
+            known[own] = each.speaker.rank
+    if all(own == rank for own, rank in known.items()):
+        return 0, 1
+    step = distance(known)
+    own = min(known)
+    return (known[own] - own * (step or 0), step)
 
 
 def _absent(barrier: Barrier, missing: tuple[int, ...], text: str) -> Claim:
@@ -63,9 +90,11 @@ def _absent(barrier: Barrier, missing: tuple[int, ...], text: str) -> Claim:
 
 def _present(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
     """Ranks of which no time-out is printed and that waited all the same, as far as that can be told."""
+    spoken = {ranks.of(each.speaker, each.group_rank) for each in facts.timeouts}
+    if victims := tuple(sorted({rank for rank, mark in ends.marks if _stood_with_others(mark)} - spoken)):
+        yield Claim(ClaimKind.PRESENT, victims, "their own errors are those of ranks that were waiting for others")
     if not facts.timeouts:
         return
-    spoken = {ranks.of(each.speaker, each.group_rank) for each in facts.timeouts}
     aborted = tuple(sorted(ends.aborted - spoken))
     if aborted:
         text = "ended by signal 6 after a time-out, as their own watchdog ends those that waited"
@@ -73,6 +102,16 @@ def _present(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
     if facts.repeated:
         silent = tuple(rank for rank in range(min(ranks.world, MAX_SILENT)) if rank not in spoken)
         yield Claim(ClaimKind.PRESENT, silent, f"Ray has folded {facts.repeated} lines of other ranks away")
+
+
+def _stood_with_others(mark: Mark) -> bool:
+    """Whether a rank failed inside of torch.distributed because of others; a server for data can reset connections, too."""
+    failure = mark.failure
+    if failure is None or not is_victim(failure.type, failure.message):
+        return False
+    said = f"{failure.type.rpartition('.')[2]} {failure.message}"
+    inside = any("/torch/distributed/" in frame.file for frame in failure.frames)
+    return inside or said.startswith("Dist") or "NCCL" in said or "gloo" in said
 
 
 def _rendezvous(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
@@ -116,15 +155,17 @@ def _kernel(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
         if each.kind == "kernel" and (rank := ranks.of_pid(each.pid)) is not None:
             yield Claim(ClaimKind.KERNEL, (rank,), each.text, time=each.time or each.order)
         elif each.kind == "srun_memory" and each.number is not None:
-            yield Claim(ClaimKind.KERNEL, (each.number,), each.text, time=each.time or each.order)
+            who = (each.number,) if ranks.tasks_are_ranks else ()
+            yield Claim(ClaimKind.KERNEL, who, each.text, time=each.time or each.order)
         elif each.kind == "oom_events":
             yield Claim(ClaimKind.KERNEL, (), each.text, time=each.time or each.order)
 
 
 def _memory(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
     """A message about memory without a traceback: it was caught, and the rank went on."""
-    raised = {each.order for each in facts.tracebacks}
-    told = {each.message[:100] for each in facts.tracebacks}
+    uncaught = [each for each in facts.tracebacks if not each.handled]
+    raised = {each.order for each in uncaught}
+    told = {each.message[:100] for each in uncaught}
     for each in facts.troubles:
         if each.kind != "out_of_memory" or each.order in raised or any(text and text in each.text for text in told):
             continue
@@ -142,7 +183,11 @@ def _watchdog(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
         first = min(beats, key=lambda each: each.order)
         yield Claim(ClaimKind.TEARDOWN, who, first.text, by=ranks.of(first.speaker), time=first.time or first.order)
     if facts.exit_aborted:
-        gone = {each.rank if each.rank is not None else each.local for each in facts.ended if each.code == SIGABRT}
+        gone = {
+            each.rank if each.rank is not None or not ranks.single_node else each.local
+            for each in facts.ended
+            if each.code == SIGABRT
+        }
         who = tuple(sorted(rank for rank in gone if rank is not None))
         yield Claim(ClaimKind.TEARDOWN, who, NO_EXCEPTION, time=facts.finished)
     for each in facts.troubles:
@@ -172,6 +217,11 @@ def _raised(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
     for each in own[:MAX_QUOTED]:
         text = f"{each.type}: {each.message}".splitlines()[0][:300]
         yield Claim(ClaimKind.RAISED, guess, text, time=each.time or each.order)
+    for end in ends.unplaced[:MAX_QUOTED]:
+        how = f"signal {-end.code}" if end.code < 0 else f"status {end.code}"
+        which = f"local rank {end.local}" if end.local is not None else "a process"
+        said = f"{which} of {end.host or 'its node'} ended with {how}"
+        yield Claim(ClaimKind.RAISED, (), said, time=end.time or end.order, op="killed" if end.code < 0 else "exited")
 
 
 def _mismatches(facts: Facts, ranks: Ranks) -> Iterator[Claim]:

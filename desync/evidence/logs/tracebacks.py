@@ -42,7 +42,7 @@ class Tracebacks:
         """Take in a line; returns whether it belongs to a traceback."""
         text = line.text
         if "Traceback" in text and p.TRACEBACK.match(text) is not None:
-            self._begin(line)
+            self._begin(line, facts)
             return True
         if text.startswith("-- Process ") and (spawned := p.SPAWNED.match(text)) is not None:
             self._spawned = int(spawned[1])
@@ -67,7 +67,8 @@ class Tracebacks:
             return True
         return False
 
-    def _begin(self, line: Line) -> None:
+    def _begin(self, line: Line, facts: Facts) -> None:
+        facts.speakers[line.speaker] = None
         self._newest.pop(line.speaker, None)
         speaker = line.speaker
         if self._spawned is not None and speaker.rank is None:

@@ -20,11 +20,16 @@ _WORDS = (
     "Socket closed",
     "wait timeout after",
 )
-_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "KeyboardInterrupt"})
+
+
+def is_no_error(kind: str, message: str) -> bool:
+    """Whether what was raised is the ordinary end of a program."""
+    return kind == "SystemExit" and message.strip() in ("", "0", "None")
 
 
 def is_victim(kind: str, message: str) -> bool:
-    """Whether an exception says that a peer, the network or a time-out was at fault."""
-    if "cuda error" in message.lower():
+    """Whether an exception says that a peer, the network or a time-out was at fault, or whoever pressed Ctrl-C."""
+    if any(device in message.lower() for device in ("cuda error", "hip error")):
         return False
     return kind.rpartition(".")[2] in _TYPES or any(word in message for word in _WORDS)

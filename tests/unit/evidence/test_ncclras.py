@@ -79,3 +79,14 @@ def test_odd_values_are_passed_over() -> None:
     ranks = [{"rank": "x"}, {"rank": -1}, 7, None, {"rank": 1, "collective_counts": {"AllReduce": "many", "x": True}}]
     (found,) = parse(json.dumps({"communicators": [{"ranks": ranks}, "x", {"ranks": 5}]}))
     assert [len(members) for members in found.communicators.values()] == [1, 0]
+
+
+def test_without_a_communicator_of_all_the_process_is_named_and_no_rank() -> None:
+    def replicas(late: int) -> list[list[dict[str, Any]]]:
+        # Two copies of the model over four processes each; process 100 + n is rank n of the job.
+        return [[member(i, 100 + 2 * i + k, 50 - (2 * i + k == late)) for i in range(4)] for k in range(2)]
+
+    pairs = [[member(i, 100 + 2 * k + i, 70) for i in range(2)] for k in range(4)]
+    (finding,) = findings(*(answer(time, *replicas(2), *pairs) for time in ("1", "2")))
+    assert finding.culprit_ranks == ()
+    assert "process 102 on 10.0.0.1" in finding.summary
