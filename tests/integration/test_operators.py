@@ -53,7 +53,7 @@ class Expected:
 
 
 def p2p(op: str, elements: int, peer: int | None, tag: int = 0, **more: str) -> Expected:
-    return Expected(op, ((elements,),), peer=peer, tag=tag, is_async=None, **more)  # type: ignore[arg-type]  # group or dtype
+    return Expected(op, ((elements,),), peer=peer, tag=tag, **more)  # type: ignore[arg-type]  # group or dtype
 
 
 def collectives(rank: int) -> dict[str, list[Expected]]:

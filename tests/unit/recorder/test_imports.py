@@ -95,7 +95,9 @@ def test_a_finder_of_the_old_kind_is_left_to_python(installed: mock.Mock) -> Non
     assert importlib.import_module(TARGET).value == 1
 
 
-def test_finders_of_several_installations_do_not_ask_each_other(installed: mock.Mock) -> None:
+def test_finders_of_several_installations_do_not_ask_each_other(
+    installed: mock.Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     imports.arm()
     imports.arm()
     assert len(finders()) == 1
@@ -104,6 +106,7 @@ def test_finders_of_several_installations_do_not_ask_each_other(installed: mock.
     assert other.loader is not None
     again = importlib.util.module_from_spec(other)
     other.loader.exec_module(again)
+    monkeypatch.setattr(again, "TARGET", TARGET)  # torch may have been imported by a test before
     again.arm()
     assert len(sys.meta_path[: sys.meta_path.index(finders()[0]) + 1]) == 1
     sys.meta_path.insert(0, again._Finder())  # an earlier version of it, which does not look first
