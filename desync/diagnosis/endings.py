@@ -69,7 +69,20 @@ def endings(evidence: Evidence) -> dict[int, Ending]:
         ending = _ending(trace)
         if ending is not None:
             found[trace.rank] = _with_kills(ending, evidence)
-    return _with_last_words(found, evidence)
+    return _with_last_words(_without_cleared_up(found), evidence)
+
+
+def _without_cleared_up(found: dict[int, Ending]) -> dict[int, Ending]:
+    """Ranks that vanished after another had failed are the launcher's doing, until their status is known and says otherwise."""
+    faults = (end for end in found.values() if _is_fault(end) and not end.victim)
+    known = (end for end in faults if end.manner is not Manner.KILLED or end.signal is not None)
+    began = min((end.time for end in known if end.time is not None), default=None)
+
+    def cleared_up(end: Ending) -> bool:
+        vanished = end.manner is Manner.KILLED and end.signal is None and end.kernel_kills is None
+        return vanished and began is not None and end.time is not None and end.time >= began
+
+    return {rank: replace(end, victim=True) if cleared_up(end) else end for rank, end in found.items()}
 
 
 def _with_last_words(found: dict[int, Ending], evidence: Evidence) -> dict[int, Ending]:

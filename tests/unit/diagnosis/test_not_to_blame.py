@@ -235,3 +235,16 @@ def test_of_several_ranks_it_is_said_that_they_are() -> None:
     stuck = [trace(rank, [Op()]) for rank in (1, 2)]
     (finding,) = diagnose(job(others[0], *stuck, others[1], frozen=(1, 2))).findings
     assert finding.summary.startswith("Ranks 1-2 are stuck")
+
+
+# --- ends
+
+
+def test_who_vanished_after_another_had_failed_was_ended_by_the_launcher() -> None:
+    """Seen in a run of fault_scenarios/source_in_group.py, in the moment before the launcher said how its ranks had ended."""
+    failed = trace(2, [Op()], world=3, marks=(raised("no such group", 1),), exit=left(1, code=1))
+    waits = trace(0, [Op(), Op(done=False)], world=3)
+    for vanished_at, culprits in ((2, {2}), (0, {1, 2})):
+        gone = trace(1, [Op(), Op(done=False)], world=3, exit=left(vanished_at, code=None, announced=False))
+        found = diagnose(job(waits, gone, failed)).findings
+        assert {rank for finding in found for rank in finding.culprit_ranks} == culprits
