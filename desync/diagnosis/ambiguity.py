@@ -40,7 +40,12 @@ def decide(
 
 
 def _strayed(suspect: Suspect, history: History) -> bool:
-    return suspect.own is not None and not same_call(suspect) and history.strayed(suspect.rank, suspect.own.index)
+    """Whether the suspect came to a call that it knows on a way that nobody goes; what is new to it may be behind its loop."""
+    own, group = suspect.own, suspect.parting.group.name
+    if own is None or own.call.site is None or same_call(suspect):
+        return False
+    known = history.times(suspect.rank, (own.call.site, group), own.index) > 1
+    return known and history.strayed(suspect.rank, own.index)
 
 
 def _alone(suspect: Suspect, history: History) -> bool:

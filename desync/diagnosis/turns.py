@@ -58,6 +58,8 @@ def left_loop_early(suspect: Suspect) -> Explanation | None:
 
 def _fewer_turns(suspect: Suspect, where: str) -> Explanation | None:
     """The same of a loop that leaves no marks: the source shows the loop, and the calls in it are counted."""
+    if suspect.trace.dropped or suspect.witness.dropped:
+        return None  # turns that are lost cannot be counted, and another call in them would look like one turn less
     if same_loop(suspect) is not False or not _left_the_loop(suspect):
         return None
     site = suspect.theirs.call.site

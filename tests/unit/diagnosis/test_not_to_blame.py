@@ -237,6 +237,17 @@ def test_of_several_ranks_it_is_said_that_they_are() -> None:
     assert finding.summary.startswith("Ranks 1-2 are stuck")
 
 
+# --- turns
+
+
+def test_turns_are_not_counted_where_the_beginning_of_the_records_is_lost() -> None:
+    """Found in a simulated job: rank 1 made one more call of the loop, long ago; rank 0 has come to the end of it."""
+    over = trace(0, [Op(line=20)] * 8 + [Op("broadcast", line=30, root=0, done=False)], world=2, dropped=5)
+    extra = trace(1, [Op(line=20)] * 10 + [Op(line=20, done=False)], world=2, dropped=3)
+    found = diagnose(job(over, extra, loops={"train.py": ((18, 25),)})).findings
+    assert all(0 not in finding.culprit_ranks for finding in found)
+
+
 # --- ends
 
 
