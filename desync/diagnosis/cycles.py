@@ -57,8 +57,8 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
         culprits, lines, cause = (found.rank,), (*found.evidence, *lines), found.cause
         advised, lead = UNEVEN_PAIRS if cause is Cause.P2P_MISMATCH else advice(cause), f"{capital(found.evidence[0])}. "
     circle = "; ".join(
-        f"{named(parting.pending)} {verb(parting.pending, 'waits', 'wait')} in {called(operation)} of group {operation.group} "
-        f"for {named(waits_for)}"
+        f"{named(_waiting(parting))} {verb(_waiting(parting), 'waits', 'wait')} in {called(operation)} of group "
+        f"{operation.group} for {named(waits_for)}"
         for parting, (operation, waits_for) in zip(cycle, links, strict=True)
     )
     return Finding(
@@ -75,6 +75,11 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
     )
 
 
+def _waiting(parting: Parting) -> tuple[int, ...]:
+    """Who is in a link's operation, or was until an error ended it."""
+    return parting.pending or parting.failed or parting.came
+
+
 def _shown(cycle: tuple[Parting, ...], culprits: tuple[int, ...]) -> Parting:
     """The parting that the report shows: one in which the culprit can be seen at a line of its own, if there is one."""
     return next((parting for parting in cycle if set(culprits) & set(parting.pending)), cycle[0])
@@ -82,8 +87,8 @@ def _shown(cycle: tuple[Parting, ...], culprits: tuple[int, ...]) -> Parting:
 
 def _link(parting: Parting, cycle: tuple[Parting, ...]) -> tuple[Operation, tuple[int, ...]]:
     """The operation in which this link's ranks are, and those of the others in the cycle for which they wait."""
-    others = {rank for other in cycle if other is not parting for rank in other.pending}
-    rank = next((rank for rank in parting.pending), parting.came[0])
+    others = {rank for other in cycle if other is not parting for rank in _waiting(other)}
+    rank = _waiting(parting)[0]
     operation = parting.held_in(rank)
     assert operation is not None  # noqa: S101 - a rank is pending in an operation
     return operation, tuple(rank for rank in parting.absent if rank in others) or parting.absent

@@ -83,6 +83,17 @@ def test_peers_that_leave_a_call_out_by_right_do_not_speak_for_a_rank_that_has_t
     assert any("did not first make the call of group tp at train.py:20" in line for line in finding.evidence)
 
 
+def test_a_circle_in_which_an_operation_has_failed_names_who_was_in_it() -> None:
+    """As at the end of a job that was ended: the last look at it came after the first rank had got its error."""
+    groups = {"default_pg": (0, 1), "a": (0, 1), "b": (0, 1)}
+    held = trace(0, [Op(line=10, group="a", done=False)], world=2, groups=groups)
+    failed = trace(1, [Op(line=20, group="b", done=False, failed=True)], world=2, groups=groups)
+    (finding,) = diagnose(job(held, failed)).findings
+    assert finding.cause is Cause.GROUP_ORDER_CYCLE
+    assert finding.summary.startswith(("Rank 0 waits in all_reduce #1", "Rank 1 waits in all_reduce #1"))
+    assert "; rank " in finding.summary
+
+
 def test_a_bucket_that_comes_again_is_that_of_the_next_backward() -> None:
     """Between two backwards the rank had always made a call, which it has now left out."""
     bucket = Op(line=15, bucket="DDP bucket 0: w")
