@@ -121,8 +121,6 @@ def rank_only_collective(suspect: Suspect) -> Explanation | None:
         return None
     own, theirs, waiting = suspect.own.call, suspect.theirs.call, named(suspect.waiting)
     in_the_dark = suspect.unmarked and own.site not in suspect.sites(suspect.witness.rank)
-    stack = main_stack(suspect.evidence, suspect.rank)
-    of_buffers = stack is not None and any(frame.function in SYNC_BUFFERS for frame in stack.frames)
     return Explanation(
         Cause.RANK_ONLY_COLLECTIVE,
         Certainty.LIKELY if in_the_dark else Certainty.PROVEN,
@@ -131,8 +129,14 @@ def rank_only_collective(suspect: Suspect) -> Explanation | None:
             f"{waiting} called {called(suspect.theirs)} at {apart(theirs.site, own.site)} instead",
             *([_OR_LATER] if in_the_dark else []),
         ),
-        advice=BUFFERS if of_buffers else None,
+        advice=BUFFERS if _syncs_buffers(suspect) else None,
     )
+
+
+def _syncs_buffers(suspect: Suspect) -> bool:
+    """Whether its stack shows that a forward of DDP makes the call."""
+    stack = main_stack(suspect.evidence, suspect.rank)
+    return stack is not None and any(frame.function.rpartition(".")[2] in SYNC_BUFFERS for frame in stack.frames)
 
 
 def argument_mismatch(suspect: Suspect) -> Explanation | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from desync.diagnosis import diagnose
 from desync.diagnosis.history import REACH
-from desync.model import CallSite, Cause, Certainty, Evidence, Frame, MarkKind, Status, Trace
+from desync.model import CallSite, Cause, Certainty, Evidence, Frame, MarkKind, RankStacks, Stack, Status, Trace
 
 from .jobs import Op, job, left, mark, progress, raised, trace
 
@@ -246,6 +246,24 @@ def test_turns_are_not_counted_where_the_beginning_of_the_records_is_lost() -> N
     extra = trace(1, [Op(line=20)] * 10 + [Op(line=20, done=False)], world=2, dropped=3)
     found = diagnose(job(over, extra, loops={"train.py": ((18, 25),)})).findings
     assert all(0 not in finding.culprit_ranks for finding in found)
+
+
+# --- what to change
+
+
+def test_a_call_that_a_forward_makes_for_its_buffers_is_not_to_be_moved_out_of_a_branch() -> None:
+    """The names of functions in stacks are qualified, as py-spy gives them."""
+    others = [trace(rank, [Op(line=10), Op(line=10, done=False)], world=3) for rank in (1, 2)]
+    evaluates = trace(0, [Op(line=10), Op("broadcast", line=24, root=0, done=False)], world=3)
+    frames = (
+        Frame("DistributedDataParallel._sync_buffers", "torch/nn/parallel/distributed.py", 2),
+        Frame("evaluate", "train.py", 24),
+    )
+    stacks = (RankStacks(0, "py-spy", None, (Stack("MainThread", frames),)),)
+    for seen, words in ((stacks, "model.module"), ((), "out of the branch")):
+        (finding,) = diagnose(job(evaluates, *others, stacks=seen)).findings
+        assert finding.culprit_ranks == (0,)
+        assert words in finding.advice
 
 
 # --- ends
