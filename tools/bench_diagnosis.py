@@ -182,9 +182,7 @@ def _trace(program: Program) -> Trace:
     )
     groups = {name: Group(name, members, backend="nccl") for name, members in program.groups().items()}
     marks, progress = _marks(program)
-    return Trace(
-        program.rank, table, marks, groups, progress, pid=1000 + program.rank, node="node", world_size=program.ranks
-    )
+    return Trace(program.rank, table, marks, groups, progress, pid=1000 + program.rank, node="node", world_size=program.ranks)
 
 
 def _call(program: Program, step: int, dtype: str) -> Call:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ UNPICKLE = (
     "import pickle, sys, pathlib\nfor path in sorted(pathlib.Path(sys.argv[1]).iterdir()):\n    pickle.loads(path.read_bytes())"
 )
 EVERY_S = 0.02
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""What is installed has its bytecode beside it; a checkout that may not keep any would be compiled anew for each process."""
 STEP = (
     "step={:07d} loss={:.4f} lr=3.000e-04 grad_norm={:.3f} tok/s={} | data {:.1f} ms, forward {:.1f} ms, backward {:.1f} ms\n"
 )
@@ -51,7 +54,7 @@ def measure(command: Sequence[str | Path], repeat: int = 1) -> Measured:
 def _once(command: Sequence[str | Path]) -> Measured:
     began = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT)
         peak = cpu = 0.0
         watched = psutil.Process(process.pid)
         while process.poll() is None:

@@ -79,14 +79,16 @@ def operation_table(result: dict[str, dict[str, list[float]]], processes: dict[s
         for mode, values in modes.items():
             added = differences(values, bare)
             ratio = [cost / hook for cost, hook in zip(added, empty, strict=True) if hook > 0]
-            rows.append([
-                operation,
-                mode,
-                spread(values, 1e3),
-                "" if mode == "bare" else spread(added, 1e3),
-                f"{statistics.median(ratio):.2f}" if ratio and mode.startswith("desync") else "",
-                f"{statistics.median(added) / recording:.0f}" if mode == "DETAIL" and recording > 0 else "",
-            ])
+            rows.append(
+                [
+                    operation,
+                    mode,
+                    spread(values, 1e3),
+                    "" if mode == "bare" else spread(added, 1e3),
+                    f"{statistics.median(ratio):.2f}" if ratio and mode.startswith("desync") else "",
+                    f"{statistics.median(added) / recording:.0f}" if mode == "DETAIL" and recording > 0 else "",
+                ]
+            )
         rows += flight_recorder_rows(operation, processes.get(operation, {}))
     return table(["operation", "mode", "total", "added to bare", "times empty hook", "times desync"], rows)
 

@@ -15,9 +15,7 @@ ADVICE: Mapping[Cause, str] = {
         "Let all ranks leave the loop together: decide on one rank and broadcast the decision, or all_reduce the value that "
         "decides, before anybody breaks."
     ),
-    Cause.RANK_ONLY_COLLECTIVE: (
-        "Call it on all ranks of the group (move it out of the branch), or use no collective there."
-    ),
+    Cause.RANK_ONLY_COLLECTIVE: ("Call it on all ranks of the group (move it out of the branch), or use no collective there."),
     Cause.SKIPPED_COLLECTIVE: (
         "Make the skip collective: let all ranks decide together before one leaves a step's collectives out "
         "(continue, a caught error, no_sync, one microbatch less)."

@@ -20,9 +20,7 @@ from desync.diagnosis.words import called, capital, named, place
 from desync.model import Call, Cause, Certainty, Finding, Operation, Status
 
 
-def decide(
-    parting: Parting, history: History, suspects_of: Callable[[tuple[int, ...]], list[Suspect]]
-) -> tuple[int, ...]:
+def decide(parting: Parting, history: History, suspects_of: Callable[[tuple[int, ...]], list[Suspect]]) -> tuple[int, ...]:
     """The side that is at fault as far as that can be told; empty if it cannot."""
     if (exchange := _exchange(parting)) is not None and exchange.threads:
         return ()  # the same program on all ranks: chance decided

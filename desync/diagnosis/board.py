@@ -141,22 +141,26 @@ def _lanes(trace: Trace, keys: Keys) -> Lanes:
     """A rank's operations by group, its sends and recvs by pair."""
     table = trace.operations
     numbers = [keys.number(call) for call in table.calls]
-    # Which lane a call belongs to depends on its kind (and peer) and its group; there are few of these.
+    # Which lane a call belongs to depends on its kind (and peer) and its group; there are few of these, and they are counted so
+    # that the loop compares small numbers.
     routes = [(call.kind, call.op, call.peer) if call.kind is Kind.P2P else (call.kind, "", None) for call in table.calls]
+    counted = {route: number for number, route in enumerate(dict.fromkeys(routes))}
+    route_of = [counted[route] * len(table.groups) for route in routes]
+    alone = {index for index, call in enumerate(table.calls) if call.kind is Kind.GROUP and call.op not in TOGETHER}
+    together = {index for index, call in enumerate(table.calls) if call.kind is Kind.GROUP and call.op in TOGETHER}
     growing: dict[str | Pair, _Growing] = {}
-    targets: dict[tuple[int, tuple[Kind, str, int | None]], _Growing] = {}
+    targets: dict[int, _Growing] = {}
     left_out = 0
     for row, (call, group, seq) in enumerate(zip(table.call, table.group, table.seq, strict=True)):
-        route = routes[call]
-        if route[0] is Kind.GROUP:
-            if table.calls[call].op not in TOGETHER:
-                left_out += 1
-                continue
+        if call in alone:
+            left_out += 1
+            continue
+        if call in together:
             seq -= left_out
-        lane = targets.get((group, route))
+        lane = targets.get(route_of[call] + group)
         if lane is None:
-            name = _lane_name(trace.rank, table.groups[group], route)
-            lane = targets[(group, route)] = growing.setdefault(name, _Growing(first=seq))
+            name = _lane_name(trace.rank, table.groups[group], routes[call])
+            lane = targets[route_of[call] + group] = growing.setdefault(name, _Growing(first=seq))
         if seq != lane.first + len(lane.rows):
             # A gap (torn records): what lies before it cannot be placed by counting.
             lane.rows, lane.keys, lane.first = array("q"), array("q"), seq

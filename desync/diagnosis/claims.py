@@ -168,11 +168,7 @@ def _weighed(finding: Finding, evidence: Evidence) -> Finding:
     if len(finding.culprit_ranks) == 1:
         trace = evidence.trace(finding.culprit_ranks[0])
         broken = newest_break(trace) if trace is not None else None
-        if (
-            broken is not None
-            and broken.seq == seq
-            and broken.operation.group == name
-        ):
+        if broken is not None and broken.seq == seq and broken.operation.group == name:
             cause = _CHANGES.get(broken.change)
             if cause is not None:
                 return replace(finding, cause=cause, certainty=Certainty.LIKELY)

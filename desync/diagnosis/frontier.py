@@ -285,4 +285,3 @@ def _at(parting: Parting, rank: int, same: bool) -> AtDivergence:
         return AtDivergence(OperationState.MISMATCHED, operation)
     done = rank not in parting.pending and rank not in parting.failed
     return AtDivergence(OperationState.COMPLETED if done else OperationState.WAITING, operation)
-

@@ -273,9 +273,7 @@ BUSY_BYTES, BUSY_SHARE = 65536, 0.02
 
 def _is_busy(scene: Scene, rank: int) -> bool:
     used = scene.evidence.activities.get(rank)
-    return used is not None and (
-        (used.io_bytes or 0) > BUSY_BYTES or (used.cpu_s or 0) * 1e9 > BUSY_SHARE * scene.window()
-    )
+    return used is not None and ((used.io_bytes or 0) > BUSY_BYTES or (used.cpu_s or 0) * 1e9 > BUSY_SHARE * scene.window())
 
 
 def _without_the_gone(scene: Scene) -> Finding:

@@ -158,7 +158,5 @@ def forwards_so_far(trace: Trace, before: Operation | None) -> dict[int, bool]:
     marks = [mark for mark in trace.marks if mark.kind is MarkKind.FORWARD]
     first = max(trace.progress.forwards, len(marks)) - len(marks) + 1
     return {
-        number: mark.value == "no_sync"
-        for number, mark in enumerate(marks, start=first)
-        if limit is None or mark.after < limit
+        number: mark.value == "no_sync" for number, mark in enumerate(marks, start=first) if limit is None or mark.after < limit
     }

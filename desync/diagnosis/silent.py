@@ -62,17 +62,13 @@ class Lines:
         """The ranks that go another way."""
 
     def _line(self, lane: Lane, numbers: dict[tuple[int, CallSite | None], int]) -> Line:
-        calls = lane.trace.operations.calls
+        table = lane.trace.operations
         start, end = self.low - lane.first, self.high - lane.first + 1
-        found = array("q")
-        known: dict[tuple[int, int], int] = {}
-        for row, key in zip(lane.rows[start:end], lane.keys[start:end], strict=True):
-            pair = (lane.trace.operations.call[row], key)
-            number = known.get(pair)
-            if number is None:
-                number = known[pair] = numbers.setdefault((key, calls[pair[0]].site), len(numbers))
-            found.append(number)
-        return found
+        calls = [table.call[row] for row in lane.rows[start:end]]
+        # The key belongs to the call, so that a call needs to be looked up only once.
+        keys = dict(zip(calls, lane.keys[start:end], strict=True))
+        number_of = {call: numbers.setdefault((key, table.calls[call].site), len(numbers)) for call, key in keys.items()}
+        return array("q", map(number_of.__getitem__, calls))
 
     def values(self, place: Place) -> bool:
         """Whether operations that carry values are exchanged there."""

@@ -23,7 +23,7 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def named(ranks: Iterable[int]) -> str:
-    """"rank 2" or "ranks 0,1,3"."""
+    """Such as "rank 2" or "ranks 0,1,3"."""
     members = set(ranks)
     return f"rank{'' if len(members) == 1 else 's'} {ranges(members)}"
 
@@ -39,13 +39,13 @@ def verb(ranks: Iterable[int], one: str, many: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """"1 batch", "2 batches"."""
+    """Such as "1 batch", "2 batches"."""
     plural = noun + ("es" if noun.endswith(("ch", "s", "sh")) else "s")
     return f"{number} {noun if number == 1 else plural}"
 
 
 def place(site: CallSite | None) -> str:
-    """"train.py:42 in main", or that it is not known."""
+    """Such as "train.py:42 in main", or that it is not known."""
     if site is None:
         return "a line that was not recorded"
     frame = site.innermost
@@ -77,7 +77,7 @@ def detail(call: Call) -> str:
 
 
 def raised(failure: Failure) -> str:
-    """"ValueError: message", the message's first line, cut."""
+    """Such as "ValueError: message", the message's first line, cut."""
     lines = failure.message.strip().splitlines()
     message = lines[0] if lines else ""
     if len(message) > MAX_MESSAGE:
@@ -87,5 +87,5 @@ def raised(failure: Failure) -> str:
 
 
 def seconds(nanoseconds: int) -> str:
-    """"12.3 s"."""
+    """Such as "12.3 s"."""
     return f"{nanoseconds / 1e9:.1f} s"

@@ -25,11 +25,7 @@ Loops = tuple[tuple[int, int], ...]
 def loops_of(traces: Iterable[Trace]) -> dict[str, Loops]:
     """The loops of every file in which a rank made a call, as far as its source can be read here and now."""
     names = {
-        frame.file
-        for trace in traces
-        for call in trace.operations.calls
-        if call.site is not None
-        for frame in call.site.frames
+        frame.file for trace in traces for call in trace.operations.calls if call.site is not None for frame in call.site.frames
     }
     found = {name: _read(name) for name in sorted(names)[:MAX_FILES]}
     return {name: loops for name, loops in found.items() if loops is not None}

@@ -215,9 +215,7 @@ def _is_async(kind: Kind, flags: int) -> bool | None:
 class TraceBuilder:
     """Makes a trace of what one journal holds."""
 
-    def __init__(
-        self, header: array[int], heap: Heap, wall: Callable[[int], int], node: str | None
-    ) -> None:
+    def __init__(self, header: array[int], heap: Heap, wall: Callable[[int], int], node: str | None) -> None:
         self._header = header
         self._heap = heap
         self._wall = wall
@@ -270,9 +268,7 @@ class TraceBuilder:
             backwards=header[Header.BACKWARDS],
             steps=header[Header.STEPS],
             loader_exhausted=bool(header[Header.EXHAUSTED]),
-            passes=tuple(
-                header[Header.PASS_RING + number % Header.PASS_RING_WORDS] for number in range(passes - kept, passes)
-            ),
+            passes=tuple(header[Header.PASS_RING + number % Header.PASS_RING_WORDS] for number in range(passes - kept, passes)),
         )
 
     def _exit(self) -> Exit | None:

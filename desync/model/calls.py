@@ -161,6 +161,7 @@ class OperationTable:
     returned: array[int] = field(default_factory=_q)
     completed: array[int] = field(default_factory=_q)
     """Negative: it failed, at minus this time."""
+
     def __len__(self) -> int:
         return len(self.seq)
 

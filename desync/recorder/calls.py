@@ -77,9 +77,7 @@ class GroupCalls:
             self.session.writer.left(serial)
             self.session.writer.completed(serial, failed)
 
-    def around(
-        self, original: Callable[..., Any], op: str, members: tuple[int, ...] | None = None
-    ) -> Callable[..., Any]:
+    def around(self, original: Callable[..., Any], op: str, members: tuple[int, ...] | None = None) -> Callable[..., Any]:
         """``original`` with both recorded; ``members`` are ranks of the group, where its arguments do not tell them."""
 
         @functools.wraps(original)

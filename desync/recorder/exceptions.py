@@ -71,9 +71,7 @@ def _identity(error: BaseException) -> Raised:
 
 
 @quiet("recording exceptions")
-def record(
-    session: Session, error: BaseException, uncaught: bool, passed: bool = False, thread: str | None = None
-) -> None:
+def record(session: Session, error: BaseException, uncaught: bool, passed: bool = False, thread: str | None = None) -> None:
     """Record an exception with its message and last frames; ``thread`` names the one that it ended, if not the main one."""
     payload = {
         "type": _type_name(error),

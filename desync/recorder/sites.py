@@ -157,7 +157,7 @@ MAX_ORIGINS = 20_000
 
 
 def _origin(file: str) -> str:
-    """"user", "installed" (another package) or "machinery" (torch, the standard library, desync)."""
+    """One of "user", "installed" (another package) or "machinery" (torch, the standard library, desync)."""
     origin = _origins.get(file)
     if origin is None:
         if len(_origins) >= MAX_ORIGINS:

@@ -131,9 +131,7 @@ def _finding(finding: Finding, evidence: Evidence, states: dict[int, RankState])
 
 
 def _verdict_of(first: FindingEntry) -> Verdict:
-    return Verdict(
-        first.status, first.cause, first.certainty, first.culprit_ranks, first.summary, first.advice, first.places
-    )
+    return Verdict(first.status, first.cause, first.certainty, first.culprit_ranks, first.summary, first.advice, first.places)
 
 
 def _without_findings(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
@@ -264,9 +262,7 @@ def _rank(rank: int, trace: Trace | None, state: RankState, memory: int | None) 
 
 
 def _progress(progress: Progress) -> ProgressEntry:
-    return ProgressEntry(
-        progress.batches, progress.forwards, progress.backwards, progress.steps, progress.loader_exhausted
-    )
+    return ProgressEntry(progress.batches, progress.forwards, progress.backwards, progress.steps, progress.loader_exhausted)
 
 
 def _exception(trace: Trace) -> ExceptionEntry | None:

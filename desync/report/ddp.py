@@ -204,5 +204,3 @@ def _drawn(step: Step, host_waits: bool) -> DdpStep:
             for launch in step.launches[:MAX_BUCKETS]
         ),
     )
-
-

@@ -134,9 +134,7 @@ def _displayed(stacks: Sequence[MergedStack], culprits: set[int]) -> list[Merged
     merged: dict[tuple[str, str, tuple[Frame, ...]], list[int]] = {}
     for stack in view.telling_stacks(stacks):
         merged.setdefault((stack.source, stack.thread, cut_frames(stack.frames)), []).extend(stack.ranks)
-    found = [
-        MergedStack(tuple(sorted(ranks)), source, thread, frames) for (source, thread, frames), ranks in merged.items()
-    ]
+    found = [MergedStack(tuple(sorted(ranks)), source, thread, frames) for (source, thread, frames), ranks in merged.items()]
     return sorted(found, key=lambda stack: (not culprits.intersection(stack.ranks), -len(stack.ranks), stack.ranks))
 
 

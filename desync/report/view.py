@@ -120,7 +120,7 @@ def ended(entry: RankEntry) -> bool:
 
 
 def follows(finding: FindingEntry) -> str:
-    """"follows from the verdict", or empty."""
+    """The words "follows from the verdict", or none."""
     if finding.follows_from is None:
         return ""
     source = "the verdict" if finding.follows_from == 0 else f"finding {finding.follows_from + 1}"

@@ -46,19 +46,29 @@ def build_waits(evidence: Evidence, divergence: Divergence | None) -> tuple[Wait
 
 def _frontier(trace: Trace) -> _Frontier:
     frontier, table = _Frontier(), trace.operations
-    for index in range(len(table) - 1, max(-1, len(table) - 1 - LOOK_BACK), -1):
-        call = table.calls[table.call[index]]
-        if call.kind is Kind.COLLECTIVE:
-            group = table.groups[table.group[index]]
-            frontier.last.setdefault(group, table.seq[index])
-            if table.completed[index] <= 0 and _is_open(operation := table.row(trace.rank, index)):
-                frontier.open[group] = operation
-        elif call.kind is Kind.P2P and call.peer is not None:
-            pair = _pair_of(trace.rank, table.groups[table.group[index]], call)
-            frontier.pairs.setdefault(pair, table.seq[index])
-            if table.completed[index] <= 0 and _is_open(operation := table.row(trace.rank, index)):
-                frontier.open_pairs.append(operation)
+    start = max(0, len(table) - LOOK_BACK)
+    newest = zip(reversed(table.call[start:]), reversed(table.group[start:]), reversed(table.completed[start:]), strict=True)
+    seen: set[tuple[int, int]] = set()
+    for back, (number, group_number, completed) in enumerate(newest, 1):
+        if completed > 0 and (number, group_number) in seen:
+            continue  # a newer operation of the same call has said how far the rank has come
+        seen.add((number, group_number))
+        _take(frontier, trace, len(table) - back)
     return frontier
+
+
+def _take(frontier: _Frontier, trace: Trace, row: int) -> None:
+    """Note an operation of a rank; newer ones have been noted before."""
+    table = trace.operations
+    call, group = table.calls[table.call[row]], table.groups[table.group[row]]
+    if call.kind is Kind.COLLECTIVE:
+        frontier.last.setdefault(group, table.seq[row])
+        if table.completed[row] <= 0 and _is_open(operation := table.row(trace.rank, row)):
+            frontier.open[group] = operation
+    elif call.kind is Kind.P2P and call.peer is not None:
+        frontier.pairs.setdefault(_pair_of(trace.rank, group, call), table.seq[row])
+        if table.completed[row] <= 0 and _is_open(operation := table.row(trace.rank, row)):
+            frontier.open_pairs.append(operation)
 
 
 def _is_open(operation: Operation) -> bool:

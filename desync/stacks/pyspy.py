@@ -96,9 +96,7 @@ def find_pyspy() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
-def _take_all(
-    tool: str, pids: Mapping[int, int], deadline: float, mode: list[str]
-) -> tuple[dict[int, Taken], dict[int, str]]:
+def _take_all(tool: str, pids: Mapping[int, int], deadline: float, mode: list[str]) -> tuple[dict[int, Taken], dict[int, str]]:
     taken: dict[int, Taken] = {}
     problems: dict[int, str] = {}
     # Several at once cost each other little until the cores run out; what reads symbols wants a core of its own.
@@ -253,4 +251,3 @@ def short_name(name: str) -> str:
         else:
             kept.append(character)
     return "".join(kept)[:MAX_NAME]
-

@@ -195,16 +195,13 @@ class _Rank:
         reason = waits_for(self.pid, used.process_state, frames) if moved is Motion.FROZEN else None
         return replace(used, motion=moved, since=window[0], ran=ran, waits_for=reason)
 
-
     def _may_wait_for_its_gpu(self, part: float | None) -> bool:
         """Whether it kept a core busy in one and the same line: any line can wait for a GPU, which looks like work."""
         same = self.first is not None and self.second is not None and self.first.frames == self.second.frames
         return same and part is not None and part > SPINS and uses_gpu(self.pid)
 
 
-def motion(
-    first: Standing | None, second: Standing | None, used: Activity, ran: bool | None, part: float | None
-) -> Motion:
+def motion(first: Standing | None, second: Standing | None, used: Activity, ran: bool | None, part: float | None) -> Motion:
     """Whether a rank moved between two looks.
 
     ``used`` is what its process used in between, ``ran`` whether its main thread ran at all, and ``part`` of how much of the
@@ -277,8 +274,6 @@ def _evidence(job: LivingJob, ranks: list[_Rank], taken: TakenStacks, window: tu
         claims=tuple(_went(one) for one in ranks if activities[one.rank].motion is Motion.MOVING),
         memory=_memory(job.pids),
     )
-
-
 
 
 def _trace(one: _Rank, stands: Mapping[int, Standing], world: int) -> Trace:

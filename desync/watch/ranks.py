@@ -171,9 +171,7 @@ def _ranks(candidates: Mapping[int, _Candidate], parents: Mapping[int, int]) -> 
     return [member for member in found if member is not None]
 
 
-def _above(
-    candidate: _Candidate, candidates: Mapping[int, _Candidate], parents: Mapping[int, int]
-) -> _Candidate | None:
+def _above(candidate: _Candidate, candidates: Mapping[int, _Candidate], parents: Mapping[int, int]) -> _Candidate | None:
     """The nearest process above that has a number as well."""
     for pid in _ancestors(candidate.pid, parents):
         other = candidates.get(pid)

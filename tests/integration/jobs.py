@@ -136,9 +136,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
     )
 
 
-def _finish(
-    processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout_s: float, read: bool = True
-) -> Finished:
+def _finish(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout_s: float, read: bool = True) -> Finished:
     outputs = []
     try:
         for process in processes:

@@ -44,8 +44,7 @@ def note(name: str, model: DistributedDataParallel) -> None:
     """Remember the names of the parameters in each bucket of the backward that has just been done."""
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
     layout = [
-        [names[id(parameter)] for parameter in bucket.parameters()]
-        for bucket in model.reducer._get_zeros_like_grad_buckets()
+        [names[id(parameter)] for parameter in bucket.parameters()] for bucket in model.reducer._get_zeros_like_grad_buckets()
     ]
     actual.setdefault(name, []).append(layout)
 

@@ -1,6 +1,6 @@
 """A DDP training with buckets that take long enough to be measured, measured by torch's own logger and by its profiler too.
 
-    ddp_times.py FOLDER    leaves <rank>.json (the logger's words), <rank>.trace.json (the profiler's, of PROFILED steps)
+ddp_times.py FOLDER    leaves <rank>.json (the logger's words), <rank>.trace.json (the profiler's, of PROFILED steps)
 """
 
 from __future__ import annotations

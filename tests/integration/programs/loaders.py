@@ -71,9 +71,7 @@ def main() -> None:
     read("plain", DataLoader(Numbers(), batch_size=4), passes=2)
     read("stream", DataLoader(Stream(), batch_size=2))
     read("forked", DataLoader(Numbers(), batch_size=5, num_workers=2, multiprocessing_context="fork"))
-    persistent = DataLoader(
-        Numbers(), batch_size=3, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
-    )
+    persistent = DataLoader(Numbers(), batch_size=3, num_workers=1, persistent_workers=True, multiprocessing_context="spawn")
     read("spawned", persistent, passes=2)
     iterator = iter(DataLoader(Numbers(), batch_size=1))
     next(iterator)

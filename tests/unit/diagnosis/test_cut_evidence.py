@@ -28,6 +28,7 @@ from simulator import evidence
 TURNS = (12, 30)
 SEEDS = range(9)
 
+
 @cache
 def jobs(shape: str) -> list[tuple[int, Evidence, dict[int | None, Cause]]]:
     """Some jobs of a shape: seed, evidence and what was done to which rank."""

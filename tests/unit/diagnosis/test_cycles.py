@@ -23,10 +23,7 @@ def circle(marks, operations, *, backwards: int = 2):
     turns, early = (*backward(1, 0), *backward(2, 2)), (*backward(1, 0), *backward(2, 1))
     others = [
         trace(0, [BUCKET, IN_TP, AWAITED], groups=GROUPS, marks=turns, progress=progress(backwards=2)),
-        *(
-            trace(rank, [BUCKET, AWAITED], groups=GROUPS, marks=early, progress=progress(backwards=2))
-            for rank in (2, 3)
-        ),
+        *(trace(rank, [BUCKET, AWAITED], groups=GROUPS, marks=early, progress=progress(backwards=2)) for rank in (2, 3)),
     ]
     odd = trace(1, operations, groups=GROUPS, marks=marks, progress=progress(backwards=backwards))
     return diagnose(job(others[0], odd, *others[1:])).findings
@@ -57,10 +54,7 @@ def test_a_circle_of_which_no_mark_tells_stays_a_circle() -> None:
 def test_a_backward_that_launched_the_bucket_is_not_one_without_it() -> None:
     """A backward under no_sync long ago: each bucket has met that of another turn since, and at the end one is missing."""
     turns = (*backward(1, 0), *backward(2, 1), *backward(3, 2))
-    others = [
-        trace(rank, [BUCKET, BUCKET, AWAITED], marks=turns, progress=progress(backwards=3))
-        for rank in (0, 1, 3)
-    ]
+    others = [trace(rank, [BUCKET, BUCKET, AWAITED], marks=turns, progress=progress(backwards=3)) for rank in (0, 1, 3)]
     marks = (*backward(1, 0), *backward(2, 1, "no_sync"), *backward(3, 1))
     odd = trace(2, [BUCKET, BUCKET, Op("barrier", line=40, done=False)], marks=marks, progress=progress(backwards=3))
     (finding,) = diagnose(job(*others[:2], odd, others[2])).findings

@@ -24,9 +24,7 @@ def two_threads(**observed) -> Evidence:
 
 def sends_begun(**observed) -> Evidence:
     """Both sides have begun a send and have not come to their recv: nobody is known to wait."""
-    return of_unknown_wait(
-        job(*(trace(rank, [Op("send", peer=1 - rank, done=False)], world=2) for rank in (0, 1)), **observed)
-    )
+    return of_unknown_wait(job(*(trace(rank, [Op("send", peer=1 - rank, done=False)], world=2) for rank in (0, 1)), **observed))
 
 
 def of_unknown_wait(evidence: Evidence) -> Evidence:

@@ -15,7 +15,7 @@ PDSH = "\n".join(f"gpu-{number % 3}: step {number}" for number in range(20))
 @pytest.mark.parametrize(
     ("head", "line", "rest"),
     [
-        (PDSH, "gpu-1:   File \"a.py\", line 3, in f", "  File \"a.py\", line 3, in f"),
+        (PDSH, 'gpu-1:   File "a.py", line 3, in f', '  File "a.py", line 3, in f'),
         (PDSH.replace(": ", "   | "), "gpu-1   | Traceback (most recent call last):", "Traceback (most recent call last):"),
         ("[pod/train-0/pytorch] step 1\n" * 9, "[pod/train-1/pytorch] KeyError: 'x'", "KeyError: 'x'"),
         ("Jun 11 02:10:00 cn07 train.sh[77]: x\n" * 9, "Jun 11 02:10:01 cn07 train.sh[77]: KeyError: 'x'", "KeyError: 'x'"),

@@ -95,9 +95,7 @@ def test_a_finder_of_the_old_kind_is_left_to_python(installed: mock.Mock) -> Non
     assert importlib.import_module(TARGET).value == 1
 
 
-def test_finders_of_several_installations_do_not_ask_each_other(
-    installed: mock.Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finders_of_several_installations_do_not_ask_each_other(installed: mock.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     imports.arm()
     imports.arm()
     assert len(finders()) == 1
@@ -150,9 +148,7 @@ def test_other_modules_of_the_same_archive_are_not_taken_for_it(
     installed.assert_called_once_with(module)
 
 
-def test_an_installation_that_fails_costs_the_import_nothing(
-    installed: mock.Mock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_installation_that_fails_costs_the_import_nothing(installed: mock.Mock, capsys: pytest.CaptureFixture[str]) -> None:
     installed.side_effect = RuntimeError("broken")
     imports.arm()
     assert importlib.import_module(TARGET).value == 1

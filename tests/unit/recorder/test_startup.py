@@ -72,4 +72,3 @@ def test_a_rank_is_claimed_before_it_starts_helpers(tmp_path: Path) -> None:
     pid = own.split()[0]
     assert own.split() == [pid, pid]
     assert helper.split()[1] == pid
-

@@ -77,7 +77,7 @@ def training(
             plain = no_sync and number % (no_sync + 1) != no_sync
             marks += _marks(base, timed, sync=not plain, step=(number + 1) % backwards_per_step == 0)
             if not plain:
-                done = (COMPLETIONS if timed else (BACKWARD[1], BACKWARD[1]))
+                done = COMPLETIONS if timed else (BACKWARD[1], BACKWARD[1])
                 waited = 0 if shift or not late_ns else late_ns
                 for call, launched in enumerate(LAUNCHES):
                     rows.append((call, base + launched, base + launched + MS // 10, base + done[call] + waited))

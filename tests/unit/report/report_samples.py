@@ -268,9 +268,7 @@ def exception() -> Sample:
                 progress=Progress(8, 8 - culprit, 7, 7),
             )
         )
-    standing = {
-        rank: at(made[rank], 17, OperationState.ABSENT if rank == 1 else OperationState.WAITING) for rank in range(3)
-    }
+    standing = {rank: at(made[rank], 17, OperationState.ABSENT if rank == 1 else OperationState.WAITING) for rank in range(3)}
     first = Finding(
         Status.CRASH,
         Cause.EXCEPTION,

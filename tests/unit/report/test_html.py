@@ -127,7 +127,7 @@ def test_the_policy_allows_the_own_style_sheet_and_nothing_else() -> None:
 
 ATTACKS = [
     "<script>alert(1)</script>",
-    "\"><img src=x onerror=alert(1)>",
+    '"><img src=x onerror=alert(1)>',
     "'/onmouseover=alert(1)//",
     "{{ 7*7 }}{% for x in y %}",
     "</style><svg onload=alert(1)>",

@@ -113,9 +113,7 @@ def test_torchruns_ranks_are_found_below_it_and_their_loader_workers_are_no_rank
 def test_every_launchers_words_count_and_ranks_on_other_machines_are_not_missed(
     variables: dict[str, str], machine: Machine
 ) -> None:
-    made = [
-        Fake(10 + rank, 2, environment={name: value.format(rank) for name, value in variables.items()}) for rank in (2, 3)
-    ]
+    made = [Fake(10 + rank, 2, environment={name: value.format(rank) for name, value in variables.items()}) for rank in (2, 3)]
     (job,) = machine.jobs(Fake(2, command=("mpirun",)), *made)
     assert pids(job) == {2: 12, 3: 13}
     assert (job.world_size, job.all_here) == (4, False)

@@ -55,9 +55,7 @@ def test_a_kernel_without_clocks_has_none(text: str, tmp_path: Path) -> None:
         ("disk-sleep", (), "", "waits for a disk or a network file system"),
     ],
 )
-def test_what_a_thread_waits_for(
-    state: str, frames: tuple[Frame, ...], wchan: str, words: str | None, tmp_path: Path
-) -> None:
+def test_what_a_thread_waits_for(state: str, frames: tuple[Frame, ...], wchan: str, words: str | None, tmp_path: Path) -> None:
     assert waits_for(7, state, frames, proc(tmp_path, wchan=wchan)) == words
 
 

@@ -176,6 +176,7 @@ def test_a_rank_that_is_killed_is_named_with_its_signal_while_its_launcher_notic
         assert watched.wait() == 3
     verdict = watched.report["verdict"]
     assert (verdict["status"], verdict["cause"], verdict["culprit_ranks"]) == ("crash", "killed", [1])
+    assert any(stack["ranks"] == [0] for stack in watched.report["stacks"])
 
 
 def test_an_elastic_job_that_recovers_is_healthy_and_its_failed_attempt_is_said(tmp_path: Path) -> None:
