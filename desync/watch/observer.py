@@ -197,6 +197,14 @@ class Observer:
         self.stacks.update({stack.rank: stack for stack in taken.stacks})
         self._stack_notes = taken.notes
 
+    def take_missing_stacks(self, limit_s: float) -> None:
+        """Python frames of live ranks that have none yet, such as those that came into sight later than the others."""
+        missing = {rank: pid for rank, pid in self.live_pids().items() if rank not in self.stacks}
+        if missing:
+            notes = self._stack_notes
+            self.take_stacks(missing, limit_s, native=False)
+            self._stack_notes = tuple(dict.fromkeys((*notes, *self._stack_notes)))
+
     @property
     def has_stacks(self) -> bool:
         """Whether stacks are kept, or the reasons why some could not be had."""

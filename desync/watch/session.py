@@ -152,6 +152,7 @@ class Session:
         self._killed_hung = True
         self.voice.say("ending the hung job (--on-hang kill)")
         self.watchdog.told_to_end("desync ended the hung job (--on-hang kill): SIGTERM and SIGKILL are its own")
+        self.watchdog.take_missing_stacks()
         self._end_tree()
 
     def _end_tree(self) -> None:

@@ -113,6 +113,10 @@ class Watchdog:
         """Python frames of all live ranks, quickly: whoever ends the job does not wait."""
         self.observer.take_stacks(self.observer.live_pids(), URGENT_STACKS_S, native=False)
 
+    def take_missing_stacks(self) -> None:
+        """Of live ranks of which there is no stack, before they are ended: a slow one may have begun after the report."""
+        self.observer.take_missing_stacks(URGENT_STACKS_S)
+
     def _look(self, begun: float) -> None:
         evidence = self.observer.evidence()
         diagnosis = self._judge(evidence)

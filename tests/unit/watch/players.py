@@ -51,10 +51,17 @@ class Rank:
         sys.exit(code)
 
 
-def wait_for_cue() -> None:
-    cue = Path(os.environ["PLAYERS_CUE"])
-    while not cue.exists():
+def wait_for(path: Path) -> None:
+    while not path.exists():
         time.sleep(0.02)
+
+
+def wait_for_cue() -> None:
+    wait_for(Path(os.environ["PLAYERS_CUE"]))
+
+
+def in_run(name: str) -> Path:
+    return Path(os.environ["DESYNC_RUN_DIR"], name)
 
 
 def agree(me: Rank) -> None:
@@ -82,7 +89,16 @@ def late(me: Rank) -> None:
 def killed(me: Rank) -> None:
     me.step(2)
     if me.rank == 1:
-        wait_for_cue()
+        wait_for(in_run("rank 0 waits"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    me.enter("all_reduce")
+    in_run("rank 0 waits").touch()
+    time.sleep(600)
+
+
+def killed_early(me: Rank) -> None:
+    """Rank 1 is gone, and reported, before rank 0 has come so far that anybody can know it (see main)."""
+    if me.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     me.enter("all_reduce")
     time.sleep(600)
@@ -94,13 +110,11 @@ def restarted(me: Rank) -> None:
         me.step(3)
         return
     me.step(2)
-    waits = Path(os.environ["DESYNC_RUN_DIR"], "rank 0 waits")
     if me.rank == 1:
-        while not waits.exists():
-            time.sleep(0.02)
+        wait_for(in_run("rank 0 waits"))
         me.end(9)
     me.enter("all_reduce")
-    waits.touch()
+    in_run("rank 0 waits").touch()
     time.sleep(600)
 
 
@@ -117,11 +131,13 @@ def stopped(me: Rank) -> None:
     me.step(2)
     me.enter("all_reduce")
     if me.rank == 1:
+        wait_for(in_run("rank 0 waits"))
         os.kill(os.getpid(), signal.SIGSTOP)
+    in_run("rank 0 waits").touch()
     time.sleep(600)
 
 
-PLAYS = {play.__name__: play for play in (agree, other_operation, late, killed, lingers, stopped, restarted)}
+PLAYS = {play.__name__: play for play in (agree, other_operation, late, killed, killed_early, lingers, stopped, restarted)}
 
 
 def launch(play: str, *more: str) -> int:
@@ -130,7 +146,7 @@ def launch(play: str, *more: str) -> int:
     patient = play in ("late", "agree", "lingers")
     while all(rank.poll() is None for rank in ranks) or (patient and None in [r.poll() for r in ranks]):
         time.sleep(0.02)
-    if play == "killed":
+    if play.startswith("killed"):
         time.sleep(600)  # a launcher that does not notice
     if any(rank.poll() for rank in ranks):
         for rank in ranks:
@@ -141,6 +157,8 @@ def launch(play: str, *more: str) -> int:
 def main() -> int:
     play = sys.argv[1]
     if len(sys.argv) > 2:
+        if play == "killed_early" and sys.argv[2] == "0":
+            wait_for(in_run("report.json"))
         me = Rank(int(sys.argv[2]), attempt=int("attempt-1" in sys.argv))
         PLAYS[play](me)
         me.end()

@@ -172,11 +172,18 @@ def test_a_rank_that_is_stopped_inside_an_operation_is_told_from_those_that_wait
 
 def test_a_rank_that_is_killed_is_named_with_its_signal_while_its_launcher_notices_nothing(tmp_path: Path) -> None:
     with watching(tmp_path, *play("killed", "--on-hang", "kill", "--hang-after", "1")) as watched:
-        watched.cue()
         assert watched.wait() == 3
     verdict = watched.report["verdict"]
     assert (verdict["status"], verdict["cause"], verdict["culprit_ranks"]) == ("crash", "killed", [1])
     assert any(stack["ranks"] == [0] for stack in watched.report["stacks"])
+
+
+def test_a_rank_that_begins_when_another_was_reported_as_killed_is_looked_at_before_it_is_ended(tmp_path: Path) -> None:
+    with watching(tmp_path, *play("killed_early", "--on-hang", "kill", "--hang-after", "1")) as watched:
+        assert watched.wait() == 3
+    verdict = watched.report["verdict"]
+    assert (verdict["status"], verdict["cause"], verdict["culprit_ranks"]) == ("crash", "killed", [1])
+    assert "killed_early" in [frame["function"] for stack in watched.report["stacks"] for frame in stack["frames"]]
 
 
 def test_an_elastic_job_that_recovers_is_healthy_and_its_failed_attempt_is_said(tmp_path: Path) -> None:
