@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from desync.diagnosis import races, standing, teardown
 from desync.diagnosis.advice import advice
@@ -11,8 +11,11 @@ from desync.diagnosis.endings import INTERRUPTED, Ending, Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.frontier import Parting, divergence, together
 from desync.diagnosis.suspect import Explanation
-from desync.diagnosis.words import called, named, place, verb
+from desync.diagnosis.words import called, counted, named, place, verb
 from desync.model import Cause, Certainty, Evidence, Finding, Operation, Status
+
+MAX_LIKEWISE = 8
+"""So many further waits of one kind are told one by one."""
 
 
 def other_ends(board: Board, ends: Mapping[int, Ending], explained: set[int]) -> list[Finding]:
@@ -77,24 +80,35 @@ def _victims(victims: list[Ending]) -> Finding:
 
 def nobody_is_wrong(board: Board, ends: Mapping[int, Ending], partings: tuple[Parting, ...]) -> list[Finding]:
     """All ranks agree and still do not get on: missing at the rendezvous, or in one operation that does not finish."""
-    found = [finding for group in board.groups if (here := together(group)) and (finding := _stalled(board, here, ends))]
+    waiting = [here for group in board.groups if (here := together(group)) is not None]
+    stood = [(here, operation) for here in waiting if (operation := _stands(board, here, ends)) is not None]
+    found = [finding for here, operation in stood if (finding := _stalled(board, here, operation)) is not None]
+    # Whoever is in no operation may still come, and release the others one after the other.
+    held = all(_is_held(board, rank) or rank in ends for rank in board.traces)
+    if not found and held and any(_lost(here) for here, _ in stood):
+        found.append(_unrecorded(stood))
     return found or [finding for parting in partings if (finding := _rendezvous(board, parting)) is not None]
 
 
-def _stalled(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Finding | None:
-    evidence = board.evidence
-    waited = _waited(evidence, here)
-    if waited is None or waited < evidence.hang_after_ns or any(rank in ends for rank in here.came):
+def _stands(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Operation | None:
+    """The operation that has not finished for too long, if all who came to it live."""
+    waited = _waited(board.evidence, here)
+    if waited is None or waited < board.evidence.hang_after_ns or any(rank in ends for rank in here.came):
         return None
-    operation = here.operation(here.pending[0])
-    if operation is None:
-        return None
-    if stopped := standing.stopped_inside(evidence, here, operation):
+    return here.operation(here.pending[0])
+
+
+def _lost(here: Parting) -> tuple[int, ...]:
+    """Ranks of the group of which the records no longer tell whether they ever came."""
+    return tuple(rank for rank in here.group.ranks if rank not in here.came)
+
+
+def _stalled(board: Board, here: Parting, operation: Operation) -> Finding | None:
+    if stopped := standing.stopped_inside(board.evidence, here, operation):
         return stopped
-    if lost := tuple(rank for rank in here.group.ranks if rank not in here.came):
-        # Whoever is in no operation may still come, and release the others one after the other.
-        held = all(_is_held(board, rank) or rank in ends for rank in board.traces)
-        return _lost(here, operation, lost) if held else None
+    if _lost(here):
+        return None
+    waited = _waited(board.evidence, here) or 0
     return Finding(
         status=Status.HANG,
         cause=Cause.COMMUNICATION_STALLED,
@@ -105,27 +119,40 @@ def _stalled(board: Board, here: Parting, ends: Mapping[int, Ending]) -> Finding
             f"and it has not finished for {waited / 1e9:.0f} s."
         ),
         advice=advice(Cause.COMMUNICATION_STALLED),
-        evidence=standing.in_disk_sleep(evidence, here.came),
+        evidence=standing.in_disk_sleep(board.evidence, here.came),
         time=here.time,
         divergence=divergence(here),
     )
 
 
-def _lost(here: Parting, operation: Operation, lost: tuple[int, ...]) -> Finding:
-    """Ranks wait, and of others of the group the records no longer tell whether they ever came."""
+def _unrecorded(stood: Sequence[tuple[Parting, Operation]]) -> Finding:
+    """Ranks wait for others of which nothing is recorded any more; many waits of that kind are one fault, or none."""
+    unseen = sorted(((here, operation) for here, operation in stood if _lost(here)), key=lambda each: each[0].time or 0)
+    (first, operation), others = unseen[0], unseen[1:]
+    lost = f"what {named(_lost(first))} did in group {first.group.name} is no longer in the records"
     return Finding(
         status=Status.HANG,
         cause=Cause.UNKNOWN,
         certainty=Certainty.POSSIBLE,
         culprit_ranks=(),
-        summary=(
-            f"{named(here.pending).capitalize()} {verb(here.pending, 'waits', 'wait')} in {called(operation)} at "
-            f"{place(operation.call.site)}; what {named(lost)} did in group {here.group.name} is no longer in the records."
-        ),
+        summary=f"{_waits(first, operation)}; {lost}.",
         advice=advice(Cause.UNKNOWN),
-        time=here.time,
-        divergence=divergence(here),
+        evidence=_likewise(others),
+        time=first.time,
+        divergence=divergence(first),
     )
+
+
+def _waits(here: Parting, operation: Operation) -> str:
+    who = named(here.pending).capitalize()
+    return f"{who} {verb(here.pending, 'waits', 'wait')} in {called(operation)} at {place(operation.call.site)}"
+
+
+def _likewise(others: Sequence[tuple[Parting, Operation]]) -> tuple[str, ...]:
+    lines = [f"{_waits(here, operation)} for {named(_lost(here))} likewise" for here, operation in others[:MAX_LIKEWISE]]
+    if len(others) > MAX_LIKEWISE:
+        lines.append(f"and {counted(len(others) - MAX_LIKEWISE, 'further wait')} of that kind")
+    return tuple(lines)
 
 
 def _is_held(board: Board, rank: int) -> bool:

@@ -232,3 +232,14 @@ def test_where_the_partners_records_are_lost_nothing_is_claimed_of_it():
 def test_a_partner_whose_records_are_lost_and_that_works_may_still_come():
     lost = trace(1, [MEET], world=2, dropped=5)
     assert diagnose(job(trace(0, [recv(1, done=False)], world=2), lost, frozen=(0,), moving=(1,))).findings == ()
+
+
+def test_many_waits_for_ranks_whose_records_are_lost_are_one_finding():
+    world = 24
+    waiting = [trace(rank, [recv(rank + 1, done=False)], world=world) for rank in range(0, world, 2)]
+    lost = [trace(rank, [WAITS], world=world, dropped=5) for rank in range(1, world, 2)]
+    (finding,) = diagnose(job(*waiting, *lost, frozen=tuple(range(world)))).findings
+    assert (finding.cause, finding.culprit_ranks) == (Cause.UNKNOWN, ())
+    assert len(finding.evidence) == 9
+    assert finding.evidence[0].startswith("Rank 2 waits in recv") and "for rank 3 likewise" in finding.evidence[0]
+    assert "3 further waits of that kind" in finding.evidence[-1]
