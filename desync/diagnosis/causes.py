@@ -15,7 +15,7 @@ from desync.diagnosis.endings import Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.memory import caught_out_of_memory
 from desync.diagnosis.order import another_turn_of_one_line, order_mismatch
-from desync.diagnosis.suspect import Explanation, Suspect, same_call
+from desync.diagnosis.suspect import Explanation, Suspect, same_call, went_past
 from desync.diagnosis.turns import left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
 from desync.diagnosis.words import apart, called, counted, named, place
 from desync.model import Cause, Certainty, Mark, Motion, Operation
@@ -94,16 +94,18 @@ def skipped_collective(suspect: Suspect) -> Explanation | None:
     if suspect.own is None or same_call(suspect):
         return None
     own, theirs = suspect.own.call.site, suspect.theirs.call.site
-    if own is None or theirs is None or own not in suspect.sites(suspect.witness.rank):
+    known = own is not None and own in suspect.sites(suspect.witness.rank)
+    if own is None or theirs is None or not (known or went_past(suspect)):
         return None
     in_the_dark = suspect.unmarked and suspect.theirs.call.bucket is not None
     here, there = apart(own, theirs), apart(theirs, own)
+    also = f"{named([suspect.witness.rank])} also comes to {here}; {named([suspect.rank])} came there too early"
     return Explanation(
         Cause.SKIPPED_COLLECTIVE,
-        Certainty.LIKELY if in_the_dark else Certainty.PROVEN,
+        Certainty.PROVEN if known and not in_the_dark else Certainty.LIKELY,
         f"left out {called(suspect.theirs)} of {there} and went on to {suspect.own.call.op} at {here}",
         evidence=(
-            f"{named([suspect.witness.rank])} also comes to {here}; {named([suspect.rank])} came there too early",
+            also if known else f"{here} is further down than {there}; {_OR_NOBODY_ELSE}",
             *([_OR_ORDER] if suspect.own.pending else []),
             *([_OR_NO_GRADIENT] if in_the_dark else []),
         ),
@@ -111,6 +113,7 @@ def skipped_collective(suspect: Suspect) -> Explanation | None:
 
 
 _OR_ORDER = "it is held there: whether it would have made the other call afterwards, in another order, cannot be seen"
+_OR_NOBODY_ELSE = "nobody had made either call before: whether the others would have come there as well cannot be seen"
 _OR_NO_GRADIENT = "nothing tells of its backward: whether that ended without a gradient for the bucket cannot be seen"
 _OR_LATER = "nothing tells how far the ranks had come: whether the others would have come there later cannot be seen"
 

@@ -115,6 +115,19 @@ def _same_line(suspect: Suspect) -> bool:
     return own not in suspect.sites(suspect.witness.rank) and theirs not in suspect.sites(suspect.rank)
 
 
+def went_past(suspect: Suspect) -> bool:
+    """Whether it stands further down the same function than the others, all of them at calls that nobody has made before."""
+    own = suspect.own.call.site if suspect.own is not None else None
+    theirs = suspect.theirs.call.site
+    if own is None or theirs is None or suspect.trace.dropped or suspect.witness.dropped:
+        return False
+    if own in suspect.sites(suspect.witness.rank) or theirs in suspect.sites(suspect.rank):
+        return False
+    frames = zip(reversed(own.frames), reversed(theirs.frames), strict=False)
+    mine, others = next(((one, other) for one, other in frames if one != other), (own.innermost, own.innermost))
+    return (mine.file, mine.function) == (others.file, others.function) and mine.line > others.line
+
+
 def unless_it_comes(suspect: Suspect) -> Certainty:
     """Proven where it cannot come any more, likely where it still could."""
     return Certainty.LIKELY if suspect.can_come else Certainty.PROVEN

@@ -402,3 +402,28 @@ def test_groups_made_differently_are_why_what_is_called_in_them_does_not_finish(
     assert any("has not finished" in line for line in finding.evidence)
     (finding,) = diagnose(job(*(rank(number, half, done=True) for number, half in halves.items()))).findings
     assert (finding.status, finding.cause) == (Status.MISMATCH, Cause.GROUP_CREATION)
+
+
+# --- calls that nobody made before: the order of the lines of one function tells
+
+
+@pytest.mark.parametrize(
+    ("own", "cause", "certainty"),
+    [
+        (50, Cause.SKIPPED_COLLECTIVE, Certainty.LIKELY),  # further down than the others: it has gone past their call
+        (30, Cause.RANK_ONLY_COLLECTIVE, Certainty.PROVEN),  # they have gone past its call
+    ],
+)
+def test_in_the_first_turn_the_order_of_the_lines_tells_what_was_left_out(own: int, cause: Cause, certainty: Certainty) -> None:
+    begun, marks = Op(line=10), (mark(MarkKind.FETCH, 0),)
+    others = [trace(rank, [begun, Op("barrier", line=40, done=False)], marks=marks) for rank in (0, 1, 3)]
+    odd = trace(2, [begun, Op("broadcast", line=own, root=0, done=False)], marks=marks)
+    (finding,) = diagnose(job(*others, odd)).findings
+    assert (finding.cause, finding.certainty, finding.culprit_ranks) == (cause, certainty, (2,))
+
+
+def test_where_the_beginning_is_lost_the_order_of_the_lines_tells_nothing() -> None:
+    others = [trace(rank, [Op(line=10), Op("barrier", line=40, done=False)], dropped=3) for rank in (0, 1, 3)]
+    odd = trace(2, [Op(line=10), Op("broadcast", line=50, root=0, done=False)], dropped=3)
+    (finding,) = diagnose(job(*others, odd)).findings
+    assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (2,))
