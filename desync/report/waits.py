@@ -32,8 +32,9 @@ def build_waits(evidence: Evidence, divergence: Divergence | None) -> tuple[Wait
     frontiers = {trace.rank: _frontier(trace) for trace in evidence.traces}
     groups = {name: group for trace in evidence.traces for name, group in trace.groups.items()}
     edges: dict[tuple[tuple[int, ...], Kind, str, int, str], list[int]] = {}
+    absent = _Absent(frontiers, groups)
     for rank, frontier in frontiers.items():
-        for operation, missing in _missed(rank, frontier, frontiers, groups):
+        for operation, missing in absent.missed(rank, frontier):
             key = (missing, operation.call.kind, operation.group, operation.seq, operation.call.op)
             edges.setdefault(key, []).append(rank)
     made = [
@@ -85,20 +86,35 @@ def _pair_of(rank: int, group: str, call: Call) -> tuple[str, int, int]:
     return (group, peer, rank) if "recv" in call.op else (group, rank, peer)
 
 
-def _missed(
-    rank: int, frontier: _Frontier, frontiers: Mapping[int, _Frontier], groups: Mapping[str, Group]
-) -> Iterable[tuple[Operation, tuple[int, ...]]]:
-    """Each operation that a rank is inside, with the ranks that it misses there."""
-    for name, operation in frontier.open.items():
-        members = groups[name].ranks if name in groups else ()
-        missing = tuple(sorted(member for member in members if member != rank and _behind(frontiers.get(member), operation)))
-        if missing:
-            yield operation, missing
-    for operation in frontier.open_pairs:
-        peer = operation.call.peer
-        other = frontiers.get(peer) if peer is not None else None
-        if peer is not None and (other is None or other.pairs.get(_pair(operation), 0) < operation.seq):
-            yield operation, (peer,)
+class _Absent:
+    """Who has not come to an operation, found once for all that wait in it."""
+
+    def __init__(self, frontiers: Mapping[int, _Frontier], groups: Mapping[str, Group]) -> None:
+        self._frontiers = frontiers
+        self._groups = groups
+        self._known: dict[tuple[str, int, str], tuple[int, ...]] = {}
+
+    def missed(self, rank: int, frontier: _Frontier) -> Iterable[tuple[Operation, tuple[int, ...]]]:
+        """Each operation that a rank is inside, with the ranks that it misses there."""
+        for operation in frontier.open.values():
+            missing = self._of(operation)
+            if rank in missing:  # its newer operations tell another story than this one
+                missing = tuple(other for other in missing if other != rank)
+            if missing:
+                yield operation, missing
+        for operation in frontier.open_pairs:
+            peer = operation.call.peer
+            other = self._frontiers.get(peer) if peer is not None else None
+            if peer is not None and (other is None or other.pairs.get(_pair(operation), 0) < operation.seq):
+                yield operation, (peer,)
+
+    def _of(self, operation: Operation) -> tuple[int, ...]:
+        key = (operation.group, operation.seq, operation.call.op)
+        if key not in self._known:
+            group = self._groups.get(operation.group)
+            members = group.ranks if group is not None else ()
+            self._known[key] = tuple(sorted(rank for rank in members if _behind(self._frontiers.get(rank), operation)))
+        return self._known[key]
 
 
 def _behind(frontier: _Frontier | None, operation: Operation) -> bool:
