@@ -11,7 +11,8 @@ from desync.diagnosis.advice import UNEVEN_PAIRS, advice
 from desync.diagnosis.board import Board
 from desync.diagnosis.frontier import Parting, divergence
 from desync.diagnosis.history import History
-from desync.diagnosis.pairing import blame
+from desync.diagnosis.pairing import Blame, blame
+from desync.diagnosis.ways import step_of
 from desync.diagnosis.words import called, capital, named, place, verb
 from desync.model import Cause, Certainty, Finding, Operation, Status
 
@@ -52,9 +53,10 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
     culprits = strayed or _minority(cycle)
     lines = (*_ways(strayed, history), *(_line(operation, waits_for) for operation, waits_for in links))
     blocks = all(operation.call.is_async is False for operation, _ in links)
-    advised, lead = advice(cause), ""
+    advised, lead, shown = advice(cause), "", _shown(cycle, culprits)
     if cause is Cause.P2P_MISMATCH and (found := blame(board, cycle)) is not None:
         culprits, lines, cause = (found.rank,), (*found.evidence, *lines), found.cause
+        shown = _where_left_out(cycle, found) or _shown(cycle, culprits)
         advised, lead = UNEVEN_PAIRS if cause is Cause.P2P_MISMATCH else advice(cause), f"{capital(found.evidence[0])}. "
     circle = "; ".join(
         f"{named(_waiting(parting))} {verb(_waiting(parting), 'waits', 'wait')} in {called(operation)} of group "
@@ -71,7 +73,7 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
         advice=advised,
         evidence=lines,
         time=max((parting.time or 0 for parting in cycle), default=None),
-        divergence=divergence(_shown(cycle, culprits), culprits=culprits),
+        divergence=divergence(shown, culprits=culprits),
     )
 
 
@@ -83,6 +85,16 @@ def _waiting(parting: Parting) -> tuple[int, ...]:
 def _shown(cycle: tuple[Parting, ...], culprits: tuple[int, ...]) -> Parting:
     """The parting that the report shows: one in which the culprit can be seen at a line of its own, if there is one."""
     return next((parting for parting in cycle if set(culprits) & set(parting.pending)), cycle[0])
+
+
+def _where_left_out(cycle: tuple[Parting, ...], blamed: Blame) -> Parting | None:
+    """The parting at a collective that the rank left out: there the others are, and it is not."""
+    for parting in cycle:
+        if parting.board.kind == "collective" and blamed.rank in parting.absent:
+            operation, _ = _link(parting, cycle)
+            if step_of(operation.call, operation.group) in blamed.left_out:
+                return parting
+    return None
 
 
 def _link(parting: Parting, cycle: tuple[Parting, ...]) -> tuple[Operation, tuple[int, ...]]:

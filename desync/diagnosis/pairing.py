@@ -43,6 +43,8 @@ class Blame:
     rank: int
     evidence: tuple[str, ...]
     cause: Cause = Cause.P2P_MISMATCH
+    left_out: tuple[Step, ...] = ()
+    """What it did in every turn before, and not in this one."""
 
 
 def blame(board: Board, cycle: Sequence[Parting]) -> Blame | None:
@@ -65,7 +67,7 @@ def _left_its_way(rank: int, astray: Astray) -> Blame:
         cause = Cause.SKIPPED_COLLECTIVE
     words = [f"{named([rank])} left out {_told(step)}, which it made in every turn before" for step in left_out[:4]]
     other = f"{named([rank])} went from {_told(astray.before)} to {_told(astray.call)}, as never before"
-    return Blame(rank, tuple(dict.fromkeys(words)) or (other,), cause)
+    return Blame(rank, tuple(dict.fromkeys(words)) or (other,), cause, left_out)
 
 
 # --- several partners against one

@@ -138,6 +138,8 @@ def test_a_rank_that_left_a_collective_out_before_its_send():
     assert diagnose(evidence).findings[0].evidence[0] == (
         "rank 0 left out all_reduce at train.py:15 in main, which it made in every turn before"
     )
+    shown = diagnose(evidence).findings[0].divergence
+    assert (shown.group.name, shown.seq, shown.by_rank[0].state) == ("pair", 4, OperationState.ABSENT)
 
 
 def test_in_the_first_turn_nobody_can_be_told():
