@@ -275,8 +275,8 @@ class JournalWriter:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Batches, forwards, backwards and steps so far."""
-        return tuple(self.words[Header.BATCHES : Header.STEPS + 1])
+        """Operations, batches, forwards, backwards and steps so far."""
+        return self.words[Header.OPERATIONS], *self.words[Header.BATCHES : Header.STEPS + 1]
 
     def note(self, text: str) -> None:
         """Say once what could not be recorded."""

@@ -75,7 +75,7 @@ def record(session: Session, error: BaseException, uncaught: bool, passed: bool 
     """Record an exception with its message and last frames; ``thread`` names the one that it ended, if not the main one."""
     payload = {
         "type": _type_name(error),
-        "message": _message(error),
+        "message": _message(error, uncaught),
         "frames": _frames(error),
         "uncaught": uncaught,
         "out_of_memory": is_out_of_memory(error),
@@ -92,7 +92,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out: torch's own type, Python's, or the messages of torch's allocators."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(words in _message(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in _message(error, False) for words in _OUT_OF_MEMORY)
 
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
@@ -120,11 +120,33 @@ def _type_name(error: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _message(error: BaseException) -> str:
+def _message(error: BaseException, uncaught: bool) -> str:
+    """What the exception says.  Of one that the job handles nobody may ask for more than is there.
+
+    Its ``__str__`` may be the job's own, and its arguments may be lists of millions or tensors on a device: to print them
+    takes long, while the other ranks wait.
+    """
     try:
-        return str(error)[:MAX_MESSAGE]
+        if uncaught or (type(error).__str__ in _PLAIN_STR and all(map(_is_small, _arguments(error)))):
+            return str(error)[:MAX_MESSAGE]
+        return ", ".join(map(_said, _arguments(error)[:MAX_ARGUMENTS]))[:MAX_MESSAGE]
     except Exception as broken:  # noqa: BLE001 - __str__ of a user's exception may do anything
         return f"(its message cannot be had: {type(broken).__name__})"
+
+
+_PLAIN_STR = frozenset(kind.__str__ for kind in (BaseException, OSError, KeyError, ImportError, SyntaxError, UnicodeError))
+"""Python's own ways to print an exception."""
+_SMALL = (str, int, float, bool, type(None))
+
+
+def _is_small(argument: object) -> bool:
+    return type(argument) in _SMALL and (not isinstance(argument, int) or abs(argument) < 1 << 64)
+
+
+def _said(argument: object) -> str:
+    if type(argument) is str:
+        return argument[:MAX_MESSAGE]
+    return str(argument) if _is_small(argument) else f"<{type(argument).__name__}>"
 
 
 def install() -> None:

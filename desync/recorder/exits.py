@@ -24,6 +24,11 @@ GIL_PAUSE_S = 0.1
 aborts (up to a third of plain jobs).  This long without the GIL let every one of 30 jobs end well."""
 
 
+CALLS_IN_FINALLY = 4
+"""So many calls are made on the way out: to meet the others, to destroy groups."""
+_STATUS_BITS = 0xFF
+"""What is left of a status when the process has ended; a journal's negative one would be a signal."""
+
 _installed = False
 
 
@@ -64,8 +69,11 @@ def _say_exit(owner: Session, code: int | None, site: int) -> None:
 
 @quiet("recording the exit")
 def _forget_caught_exit(owner: Session) -> None:
-    """A rank that took further batches or steps after ``sys.exit`` has caught it: it ends for another reason."""
-    if owner.exit_progress not in (None, owner.writer.progress):
+    """A rank that took further batches or steps, or made more calls, after ``sys.exit`` has caught it."""
+    if not owner.exit_progress:
+        return
+    (calls, *steps), (calls_now, *steps_now) = owner.exit_progress, owner.writer.progress
+    if steps_now != steps or calls_now - calls > CALLS_IN_FINALLY:
         owner.exit_code, owner.exit_site = None, 0
 
 
@@ -97,7 +105,7 @@ def _wrap_exit_functions() -> None:
     def exit_now(status: int) -> NoReturn:
         owner = session.current
         if owner is not None and isinstance(status, int):  # else it raises TypeError and nothing ends
-            _say_exit(owner, status, _site(owner, sys._getframe(1)) or 0)
+            _say_exit(owner, status & _STATUS_BITS, _site(owner, sys._getframe(1)) or 0)
         hard_exit(status)
 
     exit_now.__module__ = "os"  # where pickle finds it; the original's is posix
@@ -110,7 +118,7 @@ def _remember(status: Any, caller: FrameType) -> None:
     owner = session.current
     if owner is None or threading.current_thread() is not threading.main_thread():
         return  # in another thread it ends only that thread
-    owner.exit_code = 0 if status is None else status if isinstance(status, int) else 1
+    owner.exit_code = 0 if status is None else status & _STATUS_BITS if isinstance(status, int) else 1
     owner.exit_site = _site(owner, caller) or 0
     owner.exit_progress = owner.writer.progress
     # mp.spawn and many programs turn an exception into an exit status; it is still being handled here.

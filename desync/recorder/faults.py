@@ -13,6 +13,7 @@ import fcntl
 import os
 import resource
 import signal
+import socket
 
 from desync.recorder import session
 from desync.recorder.session import Session, quiet
@@ -21,6 +22,8 @@ HIGHEST = 1024
 """Descriptors from here on, where a process may have them at all, make select(2) of the job's fail."""
 SPARE = 32
 
+_FATAL = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+"""What faulthandler takes over when it is enabled."""
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -82,7 +85,7 @@ def keep_stacks(owner: Session) -> None:
     global _file
     folder = os.path.join(os.environ["DESYNC_RUN_DIR"], "stacks")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    path = os.path.join(folder, f"a{session.attempt_number()}.{os.getpid()}.fault")
+    path = os.path.join(folder, f"a{session.attempt_number()}.{socket.gethostname()}.{os.getpid()}.fault")
     # Of a forked child that has become a rank, faulthandler has been in place since its parent was one.
     if _file is None or not _file.point_to(path):
         _file = FaultFile(path)
@@ -93,21 +96,26 @@ def keep_stacks(owner: Session) -> None:
 def _install(owner: Session, handle: int) -> None:
     if faulthandler.is_enabled():
         owner.writer.note("faulthandler was enabled before: stacks of a crash go where the job wants them")
+    elif any(map(_has_a_use, _FATAL)):
+        # A runtime that repairs faults of memory (a JVM, a trap handler) does not survive another handler before its own.
+        owner.writer.note("the job handles fatal signals itself: no stacks are kept at a crash")
     else:
         faulthandler.enable(handle, all_threads=True)
-    if _handled_outside_python(signal.SIGTERM):
-        owner.writer.note("SIGTERM was handled by something else than Python before: no stacks are kept when it comes")
+    if _has_a_use(signal.SIGTERM):
+        # A rank that goes on after SIGTERM would leave a stack of where it was then; one that ignores it wants its children to.
+        owner.writer.note("the job handles or ignores SIGTERM itself: no stacks are kept when it comes")
     else:
         faulthandler.register(signal.SIGTERM, handle, all_threads=True, chain=True)
 
 
-def _handled_outside_python(number: signal.Signals) -> bool:
-    """Whether a handler is in place of which Python does not know.
+def _has_a_use(number: signal.Signals) -> bool:
+    """Whether the job handles or ignores a signal, in Python or outside of it.
 
-    It may be one of faulthandler's own, that the job has registered: to register again would replace it.
+    A handler of which Python does not know may be one of faulthandler's own, that the job has registered: to register again
+    would replace it.
     """
-    if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, None):
-        return False
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        return True
     with contextlib.suppress(OSError, ValueError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith("SigCgt:"):

@@ -24,7 +24,7 @@ _THREAD = re.compile(
     r"^(?:Current thread|Thread|Stack)(?: 0x([0-9a-fA-F]{1,16}))?(?: \[(.{1,100})\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'^  File "(.{0,4096})", line (\d{1,9}|\?\?\?) in (.{1,1000})$')
-_FILE_NAME = re.compile(r"a(\d{1,9})\.(\d{1,9})\.fault")
+_FILE_NAME = re.compile(r"a(\d{1,9})\.(.{1,255})\.(\d{1,9})\.fault")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ def _is_main(frames: list[Frame]) -> bool:
     return frames[-1].function == "<module>" or frames[-1].function == "_run_module_as_main"
 
 
-def read_folder(folder: Path, attempt: int, ranks: Mapping[int, int]) -> FaultStacks:
-    """What the processes ``ranks`` (pid to rank) of an attempt left in a run's ``stacks`` folder."""
+def read_folder(folder: Path, attempt: int, ranks: Mapping[tuple[str, int], int]) -> FaultStacks:
+    """What the processes ``ranks`` (node and pid to rank) of an attempt left in a run's ``stacks`` folder."""
     stacks: list[RankStacks] = []
     fatal: dict[int, str] = {}
     for path in sorted(folder.glob(f"a{attempt}.*.fault")):
         name = _FILE_NAME.fullmatch(path.name)
-        rank = ranks.get(int(name[2])) if name else None
+        rank = ranks.get((name[2], int(name[3]))) if name else None
         if rank is None or (loaded := _read(path)) is None:
             continue
         text, changed = loaded

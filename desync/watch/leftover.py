@@ -27,7 +27,7 @@ def left_stacks(run_directory: Path) -> tuple[RankStacks, ...]:
 def _stacks(run_directory: Path) -> tuple[int, tuple[RankStacks, ...]]:
     folder = JournalFolder(run_directory / JOURNALS)
     folder.refresh()
-    ranks = {process.pid: process.rank for process in folder.ranks().values()}
+    ranks = {(process.node, process.pid): process.rank for process in folder.ranks().values()}
     attempt = folder.attempts[-1] if folder.attempts else 0
     folder.close()
     return attempt, read_folder(run_directory / STACKS, attempt, ranks).stacks

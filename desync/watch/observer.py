@@ -239,14 +239,27 @@ class Observer:
             attempt=wanted,
             notes=notes,
         )
+        found = replace(found, traces=self._without_promises(found.traces))
         taken: tuple[RankStacks, ...] = tuple(self.stacks[rank] for rank in sorted(self.stacks))
         known = {stack.rank for stack in taken} - _went_on(taken, found.traces)
-        found = replace(found, stacks=(*taken, *(stack for stack in left.stacks if stack.rank not in known)))
+        # A rank that went on after a signal was not ended by it.
+        useless = known | _went_on(left.stacks, found.traces)
+        found = replace(found, stacks=(*taken, *(stack for stack in left.stacks if stack.rank not in useless)))
         kills = self._kernel_kills.kills() if exits else ()
         return replace(found, memory=dict(self._memory), kernel_kills=kills, last_words=self._words.lines)
 
+    def _without_promises(self, traces: Iterable[Trace]) -> tuple[Trace, ...]:
+        """Without the status that a process which still runs has said to end with: it may catch its ``sys.exit``."""
+        live = {(self._node, pid) for pid in self.live_pids().values()}
+        return tuple(
+            replace(trace, exit=replace(trace.exit, code=None))
+            if trace.exit is not None and trace.exit.code is not None and (trace.node, trace.pid) in live
+            else trace
+            for trace in traces
+        )
+
     def _left_behind(self, attempt: int | None) -> faults.FaultStacks:
-        ranks = {process.pid: rank for rank, process in self._local(attempt).items()}
+        ranks = {(process.node, process.pid): rank for rank, process in self._local(attempt).items()}
         return faults.read_folder(self._fault_folder, attempt or 0, ranks)
 
 

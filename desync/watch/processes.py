@@ -14,6 +14,7 @@ import psutil
 from desync.evidence.liveness import process_start, stat_fields
 from desync.model import Exit
 
+_START_FIELD = 19
 _EXIT_CODE_FIELD = 49
 """Of /proc/pid/stat, counted from the state (proc(5): field 52)."""
 
@@ -56,7 +57,7 @@ class ExitWatch:
     def _wait_for(self, process: tuple[int, int], descriptor: int) -> None:
         pid, started = process
         now = stat_fields(pid)
-        if now is None or (started and int(now[19]) != started):
+        if now is None or (started and int(now[_START_FIELD]) != started):
             os.close(descriptor)
             self._ended(process, None)
             return
@@ -87,7 +88,7 @@ class ExitWatch:
                 with self._lock:
                     process = self._descriptors.pop(descriptor)
                     self._poll.unregister(descriptor)
-                code = zombie_code(process[0])
+                code = zombie_code(*process)
                 os.close(descriptor)
                 self._ended(process, code)
 
@@ -104,17 +105,22 @@ class ExitWatch:
             while not self._closing:
                 now = process_start(pid)
                 if now is None or (started and now != started):
-                    self._ended(process, zombie_code(pid) if now is None else None)
+                    self._ended(process, zombie_code(pid, started) if now is None else None)
                     return
                 time.sleep(0.1)
 
         threading.Thread(target=look, daemon=True).start()
 
 
-def zombie_code(pid: int) -> int | None:
-    """Exit status (negative: signal) of a process that its parent has not collected yet; None if it cannot be seen."""
+def zombie_code(pid: int, started: int = 0) -> int | None:
+    """Exit status (negative: signal) of a process that its parent has not collected yet; None if it cannot be seen.
+
+    ``started`` (clock ticks since boot, 0: unknown) tells it from a later process with its number.
+    """
     fields = stat_fields(pid)
     if fields is None or fields[0] != b"Z" or len(fields) <= _EXIT_CODE_FIELD:
+        return None
+    if started and int(fields[_START_FIELD]) != started:
         return None
     return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE_FIELD]))
 

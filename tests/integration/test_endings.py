@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def exceptions(trace: Trace) -> list[tuple[str | None, Mark]]:
 
 
 def stacks(job: jobs.Finished, ending: str) -> str:
-    return (job.folder / "stacks" / f"a0.{trace_of(job, ending).pid}.fault").read_text()
+    return (job.folder / "stacks" / f"a0.{socket.gethostname()}.{trace_of(job, ending).pid}.fault").read_text()
 
 
 def test_every_rank_ends_with_its_own_status(job: jobs.Finished) -> None:

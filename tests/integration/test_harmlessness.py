@@ -137,7 +137,8 @@ def alone(folder: Path) -> str:
     """A folder with desync's ``sitecustomize.py``, away from its package."""
     copy = folder / "startup"
     copy.mkdir()
-    shutil.copy(startup_folder() / "sitecustomize.py", copy)
+    for file in startup_folder().glob("*.py"):
+        shutil.copy(file, copy)
     return str(copy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,8 @@ def test_spawned_ranks_are_known_at_init_and_their_exceptions_marked(tmp_path: P
     assert (jobs.at(last, SPAWNED), last.call.op, last.pending) == ("all_reduce", "all_reduce", False)
     assert waiting.exit is None
     line = jobs.line_of(SPAWNED, "pause")
-    assert f'"{SPAWNED}", line {line} in one_raises' in (tmp_path / "stacks" / f"a0.{waiting.pid}.fault").read_text()
+    left = tmp_path / "stacks" / f"a0.{socket.gethostname()}.{waiting.pid}.fault"
+    assert f'"{SPAWNED}", line {line} in one_raises' in left.read_text()
     held = failure(raised)
     assert (held.type, held.message) == ("ValueError", "the second rank gives up")
     assert (held.frames[0].function, held.frames[0].line) == ("one_raises", jobs.line_of(SPAWNED, "raise"))

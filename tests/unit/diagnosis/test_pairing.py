@@ -243,5 +243,6 @@ def test_many_waits_for_ranks_whose_records_are_lost_are_one_finding():
     (finding,) = diagnose(job(*waiting, *lost, frozen=tuple(range(world)))).findings
     assert (finding.cause, finding.culprit_ranks) == (Cause.UNKNOWN, ())
     assert len(finding.evidence) == 9
-    assert finding.evidence[0].startswith("Rank 2 waits in recv") and "for rank 3 likewise" in finding.evidence[0]
+    assert finding.evidence[0].startswith("Rank 2 waits in recv")
+    assert "for rank 3 likewise" in finding.evidence[0]
     assert "3 further waits of that kind" in finding.evidence[-1]

@@ -41,7 +41,7 @@ def run(folder: Path, program: str) -> tuple[int, str]:
 
 
 def stacks(folder: Path) -> dict[str, str]:
-    return {path.suffixes[0]: path.read_text() for path in (folder / "run" / "stacks").iterdir()}
+    return {path.name.split(".")[-2]: path.read_text() for path in (folder / "run" / "stacks").iterdir()}
 
 
 def notes(folder: Path) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ print("alive")
     assert run(tmp_path, program) == (0, "alive\n")
     assert "program.py" in (tmp_path / "own.txt").read_text()
     (note,) = notes(tmp_path)
-    assert note.startswith("SIGTERM was handled by something else")
+    assert note.startswith("the job handles or ignores SIGTERM")
 
 
 def test_stacks_are_not_written_into_a_file_that_took_the_descriptors_place(tmp_path: Path) -> None:
@@ -145,3 +145,32 @@ kill()
     (text,) = stacks(tmp_path).values()
     assert "in kill" in text
     assert notes(tmp_path) == ()
+
+
+IGNORES_IN_CHILDREN = "import signal; print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)"
+
+
+def test_a_sigterm_that_the_job_ignores_is_ignored_by_the_programs_that_it_starts(tmp_path: Path) -> None:
+    program = f"""
+import subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+begin()
+kill()
+print(subprocess.run([sys.executable, "-c", {IGNORES_IN_CHILDREN!r}], capture_output=True, text=True).stdout.strip())
+"""
+    assert run(tmp_path, program) == (0, "True\n")
+    assert len(notes(tmp_path)) == 1
+
+
+def test_a_handler_of_fatal_signals_outside_of_python_stays(tmp_path: Path) -> None:
+    """As that of a runtime that repairs faults of memory; here libc's ``_exit`` is called with the signal's number."""
+    program = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+libc.signal(int(signal.SIGSEGV), ctypes.cast(libc._exit, ctypes.c_void_p))
+begin()
+kill(signal.SIGSEGV)
+"""
+    assert run(tmp_path, program) == (11, "")
+    assert [note for note in notes(tmp_path) if note.startswith("the job handles fatal signals itself")]

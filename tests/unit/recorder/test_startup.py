@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -72,3 +74,27 @@ def test_a_rank_is_claimed_before_it_starts_helpers(tmp_path: Path) -> None:
     pid = own.split()[0]
     assert own.split() == [pid, pid]
     assert helper.split()[1] == pid
+
+
+NEW = (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.AsyncFunctionDef, ast.Match)
+"""What a Python of another age cannot read."""
+
+
+def test_what_every_python_of_the_job_runs_is_written_so_that_each_can_read_it() -> None:
+    tree = ast.parse((startup_folder() / "sitecustomize.py").read_text(), feature_version=(3, 4))
+    assert [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, NEW)] == []
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert functions
+    assert all(node.returns is None and node.args.kwonlyargs == [] for node in functions)
+    assert all(argument.annotation is None for node in functions for argument in node.args.args)
+
+
+@pytest.mark.parametrize("name", ["python2.7", "python3.6", "python3.8", "python3.9"])
+def test_a_python_of_another_age_says_nothing_and_runs_what_is_hidden(tmp_path: Path, name: str) -> None:
+    old = shutil.which(name)
+    if old is None or run_to_end([old, "-c", ""], env={}, cwd=tmp_path).status:
+        pytest.skip(f"there is no {name} here")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.hidden_ran = True")
+    env = {"PYTHONPATH": os.pathsep.join([str(startup_folder()), str(tmp_path)]), "PYTHONDONTWRITEBYTECODE": "1"}
+    job = run_to_end([old, "-c", "import sys; print(sys.hidden_ran)"], env=env, cwd=tmp_path)
+    assert (job.status, job.stdout, job.stderr) == (0, "True\n", "")

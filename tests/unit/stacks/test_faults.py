@@ -29,13 +29,13 @@ def crash(folder: Path) -> int:
     file = folder / "text"
     with subprocess.Popen([sys.executable, "-c", CRASH, str(file)], cwd=folder) as process:
         process.wait()
-    file.rename(folder / f"a0.{process.pid}.fault")
+    file.rename(folder / f"a0.node.{process.pid}.fault")
     return process.pid
 
 
 def test_what_python_writes_at_an_abort(tmp_path: Path) -> None:
     pid = crash(tmp_path)
-    left = faults.read_folder(tmp_path, 0, {pid: 5})
+    left = faults.read_folder(tmp_path, 0, {("node", pid): 5})
     assert left.fatal == {5: "Aborted"}
     (stacks,) = left.stacks
     assert (stacks.rank, stacks.source) == (5, "faulthandler")
@@ -47,11 +47,13 @@ def test_what_python_writes_at_an_abort(tmp_path: Path) -> None:
 
 def test_files_of_other_attempts_other_processes_and_no_files_are_left_alone(tmp_path: Path) -> None:
     pid = crash(tmp_path)
-    (tmp_path / "a0.99.fault").symlink_to("/etc/passwd")
-    os.mkfifo(tmp_path / "a0.98.fault")
-    assert faults.read_folder(tmp_path, 1, {pid: 0}).stacks == ()
-    assert faults.read_folder(tmp_path, 0, {99: 0, 98: 1, 97: 2}).stacks == ()
-    assert faults.read_folder(tmp_path / "none", 0, {pid: 0}).stacks == ()
+    (tmp_path / "a0.node.99.fault").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "a0.node.98.fault")
+    assert faults.read_folder(tmp_path, 1, {("node", pid): 0}).stacks == ()
+    assert (
+        faults.read_folder(tmp_path, 0, {("node", 99): 0, ("node", 98): 1, ("node", 97): 2, ("elsewhere", pid): 3}).stacks == ()
+    )
+    assert faults.read_folder(tmp_path / "none", 0, {("node", pid): 0}).stacks == ()
 
 
 def test_only_the_first_dump_counts_and_a_cut_one_gives_what_is_there() -> None:

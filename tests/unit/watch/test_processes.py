@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from desync.evidence.liveness import process_start
+from desync.evidence.liveness import process_start, stat_fields
 from desync.watch import processes
 from desync.watch.exits import ExitCodes
-from desync.watch.processes import ExitWatch
+from desync.watch.processes import ExitWatch, zombie_code
 
 # A grandchild: its parent does not collect its status before it is told to, as a launcher would within moments.
 PARENT = """
@@ -178,3 +178,13 @@ def test_output_without_lines_takes_no_memory_and_no_claim_is_endless() -> None:
     codes.feed(b"\nexitcode : 99999999999 (pid: 4)\nexitcode : 1 (pid: " + b"9" * 30 + b")\n")
     assert codes.by_pid == {}
     assert len(codes._rest) <= 4096
+
+
+def test_the_status_of_a_process_is_not_that_of_another_with_its_number() -> None:
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        fields = stat_fields(child.pid)
+        assert fields is not None
+        started = int(fields[19])
+        assert (zombie_code(child.pid, started), zombie_code(child.pid)) == (7, 7)
+        assert zombie_code(child.pid, started + 1) is None
