@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from desync.diagnosis.advice import UNEVEN_PAIRS, advice
 from desync.diagnosis.board import Board
 from desync.diagnosis.frontier import Parting, divergence
-from desync.diagnosis.history import History
+from desync.diagnosis.history import History, Step
 from desync.diagnosis.pairing import Blame, blame
 from desync.diagnosis.ways import step_of
 from desync.diagnosis.words import called, capital, named, place, verb
@@ -131,7 +131,21 @@ def _cause(cycle: tuple[Parting, ...], strayed: tuple[int, ...], history: Histor
     kinds = {parting.board.kind for parting in cycle}
     if "p2p" in kinds:
         return Cause.P2P_MISMATCH
+    if strayed and _is_in_backward(cycle, strayed[0]) and _waited_for(cycle, strayed[0]) & set(history.left_out(strayed[0])):
+        return Cause.SKIPPED_COLLECTIVE
     return Cause.GROUP_CREATION if "group_creation" in kinds else Cause.GROUP_ORDER_CYCLE
+
+
+def _is_in_backward(cycle: tuple[Parting, ...], rank: int) -> bool:
+    """Whether a rank is in a bucket of DDP: a backward does not change places with a call of the program."""
+    held = (parting.held_in(rank) for parting in cycle if rank in parting.pending)
+    return any(operation is not None and operation.call.bucket is not None for operation in held)
+
+
+def _waited_for(cycle: tuple[Parting, ...], rank: int) -> set[Step]:
+    """The steps in which the others are and the rank is not."""
+    held = (parting.held_in(_waiting(parting)[0]) for parting in cycle if rank in parting.absent)
+    return {(each.call.site, each.group) for each in held if each is not None and each.call.site is not None}
 
 
 def _strayed(cycle: tuple[Parting, ...], history: History) -> tuple[int, ...]:

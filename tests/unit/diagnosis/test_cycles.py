@@ -96,4 +96,4 @@ def test_a_bucket_that_comes_again_is_that_of_the_next_backward() -> None:
     waiting = [bucket, bucket, bucket, again]
     in_tp = Op(line=20, group="tp", done=False)
     (finding,) = crossed([*turn, *turn, bucket, in_tp], [*turn, *turn, bucket, again], waiting, waiting)
-    assert (finding.cause, finding.culprit_ranks) == (Cause.GROUP_ORDER_CYCLE, (1,))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.SKIPPED_COLLECTIVE, (1,))
