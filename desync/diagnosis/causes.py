@@ -113,7 +113,7 @@ def skipped_collective(suspect: Suspect) -> Explanation | None:
 
 
 _OR_ORDER = "it is held there: whether it would have made the other call afterwards, in another order, cannot be seen"
-_OR_NOBODY_ELSE = "nobody had made either call before: whether the others would have come there as well cannot be seen"
+_OR_NOBODY_ELSE = "nobody else has been there before: whether the others would have come there as well cannot be seen"
 _OR_NO_GRADIENT = "nothing tells of its backward: whether that ended without a gradient for the bucket cannot be seen"
 _OR_LATER = "nothing tells how far the ranks had come: whether the others would have come there later cannot be seen"
 

@@ -116,16 +116,29 @@ def _same_line(suspect: Suspect) -> bool:
 
 
 def went_past(suspect: Suspect) -> bool:
-    """Whether it stands further down the same function than the others, all of them at calls that nobody has made before."""
+    """Whether it stands further down the same function than the others, in the same turn.
+
+    Its call is new to the others.  That it is the same turn the marks say, or that nobody has made either call before.
+    """
     own = suspect.own.call.site if suspect.own is not None else None
     theirs = suspect.theirs.call.site
-    if own is None or theirs is None or suspect.trace.dropped or suspect.witness.dropped:
+    if own is None or theirs is None or own in suspect.sites(suspect.witness.rank):
         return False
-    if own in suspect.sites(suspect.witness.rank) or theirs in suspect.sites(suspect.rank):
+    if not _in_one_turn(suspect) and (_dropped(suspect) or theirs in suspect.sites(suspect.rank)):
         return False
     frames = zip(reversed(own.frames), reversed(theirs.frames), strict=False)
     mine, others = next(((one, other) for one, other in frames if one != other), (own.innermost, own.innermost))
     return (mine.file, mine.function) == (others.file, others.function) and mine.line > others.line
+
+
+def _in_one_turn(suspect: Suspect) -> bool:
+    """Whether the marks of both show the same turn of the loop over data."""
+    turns = [(at.batches, at.forwards, at.backwards, at.steps) for at in (suspect.at, suspect.witness_at)]
+    return turns[0] == turns[1] and any(turns[0])
+
+
+def _dropped(suspect: Suspect) -> bool:
+    return suspect.trace.dropped > 0 or suspect.witness.dropped > 0
 
 
 def unless_it_comes(suspect: Suspect) -> Certainty:

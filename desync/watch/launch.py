@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from desync.errors import LaunchError
 from desync.watch.output import Output
+from desync.watch.signals import BLOCKED_BEFORE
 
 
 def find_program(program: str, search_path: str | None) -> str:
@@ -70,4 +71,4 @@ def _begin() -> None:
     # A Ctrl-C from now on has to end this process, and not to be taken for a failed start.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, BLOCKED_BEFORE)

@@ -7,10 +7,15 @@ Both streams go through pipes into one small process (:mod:`desync.watch.relay`)
   opens ``/dev/stderr`` would truncate the log.
 * With a relay that outlives the watcher, ``desync watch … > out.txt 2> err.txt`` gives exactly the two files that the job alone
   would give, whatever happens to the watcher, and ``output.log`` has both streams as they came.
+
+Where both streams of the user lead to one file (a terminal, ``2>&1``) the job gets one pipe for both, so that what it writes
+stays in order.  Where the user's reader goes away (``| head``) the job's writes fail as they would have failed without desync;
+any other fault in passing them on is said and costs the job nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -26,9 +31,10 @@ class Output:
 
     def __init__(self, log: Path, status_line: bool) -> None:
         """Start the relay.  Raises OSError."""
+        together = _lead_to_one_file()
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         out_read, self.stdout = os.pipe()
-        err_read, self.stderr = os.pipe()
+        err_read, self.stderr = (out_read, os.dup(self.stdout)) if together else os.pipe()
         self._job_ends: tuple[int, ...] = (self.stdout, self.stderr)
         relay = Path(__file__).with_name("relay.py")
         try:
@@ -42,7 +48,7 @@ class Output:
             self.release()
             raise
         finally:
-            for number in (out_read, err_read, handle):
+            for number in {out_read, err_read, handle}:
                 os.close(number)
 
     def release(self) -> None:
@@ -59,6 +65,13 @@ class Output:
             self._process.returncode = 0  # it goes on alone; Popen must not complain of it
             return False
         return True
+
+
+def _lead_to_one_file() -> bool:
+    """Whether the user's two streams are the same file, in which two pipes would lose the order of the job's lines."""
+    with contextlib.suppress(OSError):  # one of them is closed
+        return os.path.sameopenfile(1, 2)
+    return False
 
 
 class LogTail:

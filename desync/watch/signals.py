@@ -14,6 +14,9 @@ HANDED_ON = frozenset(
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 """Those with which someone asks the job to end."""
 
+BLOCKED_BEFORE = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""What was blocked when desync was started, and is to be blocked for the job, as it would be without desync."""
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:

@@ -12,6 +12,7 @@ from desync.evidence.flight_recorder.names import dtype, public
 from desync.evidence.frames import call_site
 from desync.evidence.logs.facts import Facts, Status, Timeout
 from desync.evidence.logs.failures import Failures, failures
+from desync.evidence.logs.patterns import OWN_XIDS
 from desync.evidence.logs.ranks import DEFAULT, Ranks, group_name, resolve
 from desync.evidence.logs.speakers import Speaker
 from desync.evidence.logs.statements import statements
@@ -25,6 +26,7 @@ MAX_AHEAD = 64
 FAR = 1000
 """A counter that is further off than this is of something else (p2p, another group), whatever it is called."""
 GLOO_TIMEOUT = re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation|Application timeout caused pair closure")
+MAX_GPU_FAULTS = 4
 STACK_SWITCH = "TORCH_FR_BUFFER_SIZE set to 2000 (TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9)"
 P2P = frozenset({"send", "recv"})
 
@@ -325,7 +327,26 @@ def _switches(facts: Facts) -> Iterable[str]:
         yield "the log does not name the parameters; TORCH_DISTRIBUTED_DEBUG set to INFO makes DDP name them"
 
 
+def _gpu_faults(facts: Facts, ranks: Ranks) -> Iterable[str]:
+    """What the kernel says of GPUs: a note, because the line names a device, at best a process, and never who is to blame.
+
+    NVIDIA's codes are as often a consequence (the program's own mistake, the end of its process) as the cause.
+    """
+    faults = sorted(facts.gpu_faults, key=lambda fault: fault.code in OWN_XIDS)  # those of the hardware first
+    for each in faults[:MAX_GPU_FAULTS]:
+        rank = ranks.by_pid.get((each.host, each.pid)) if each.pid is not None else None
+        if rank is None and ranks.single_node:  # elsewhere the same number may be another node's process
+            rank = ranks.of_pid(each.pid)
+        user = f", used by rank {rank}" if rank is not None else f", used by process {each.pid}" if each.pid is not None else ""
+        host = f" of {each.host}" if each.host is not None else ""
+        usual = "; as a rule the program's own doing" if each.code in OWN_XIDS else ""
+        yield f"the kernel reports an error of GPU {each.bus}{host}{user}: NVIDIA's Xid {each.code}{usual}"
+    if len(faults) > MAX_GPU_FAULTS:
+        yield f"{len(faults) - MAX_GPU_FAULTS} more errors of GPUs (NVIDIA's Xid) stand in the log"
+
+
 def _notes(facts: Facts, ranks: Ranks) -> Iterable[str]:
+    yield from _gpu_faults(facts, ranks)
     if facts.timeouts and not facts.statuses:
         yield "the log does not say which group an operation belongs to; torch 2.3 and newer do"
     yield from _switches(facts)

@@ -115,6 +115,8 @@ class Traceback:
     frames: list[Frame] = field(default_factory=list)
     launcher: bool = False
     """It is torchrun's own."""
+    tree: int | None = None
+    """It is one of a group of exceptions: the order of that group's head."""
     handled: bool = False
     """Its process went on with its work: somebody caught and printed it."""
 
@@ -152,6 +154,17 @@ class Trouble:
     host: str | None = None
     number: int | None = None
     """The GPU for out_of_memory, the task for srun_memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """The kernel's word on an error of a GPU (NVIDIA's Xid)."""
+
+    code: int
+    bus: str
+    pid: int | None
+    """The process that used it, where the driver knows."""
+    host: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +209,10 @@ class Facts:
     tracebacks: list[Traceback] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
+    gpu_faults: dict[GpuFault, None] = field(default_factory=dict)
+    """Kept apart from ``troubles``: they are no finding, and leave a job that went well healthy."""
+    xccl: bool = False
+    """Time-outs are those of Intel's groups."""
     rendezvous: dict[int, dict[tuple[int | None, int | None], Joining]] = field(default_factory=dict)
     """By key of the barrier the newest line of each rank, by the rank in the line and that of the speaker."""
     communicators: list[Communicator] = field(default_factory=list)

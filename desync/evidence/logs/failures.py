@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from desync.evidence.logs import patterns as p
@@ -45,11 +46,7 @@ def failures(facts: Facts, ranks: Ranks) -> Failures:
     found = Failures()
     ended = _ended_by_rank(facts, ranks)
     named: set[int] = set()
-    for traceback in facts.tracebacks:
-        if traceback.launcher or not traceback.type or any(words in traceback.message for words in TOLD_OTHERWISE):
-            continue
-        if traceback.handled or is_no_error(traceback.type, traceback.message):
-            continue
+    for traceback in _one_of_each_group(each for each in facts.tracebacks if _says_own(each)):
         rank = _rank_of(traceback, facts, ranks)
         if rank is None:
             found.anonymous.append(traceback)
@@ -60,6 +57,26 @@ def failures(facts: Facts, ranks: Ranks) -> Failures:
     _add_aborted(found, facts, ranks)
     _add_exits(found, ended, facts, [each for each in facts.ended if _rank_of_end(each, ranks) is None])
     return found
+
+
+def _says_own(traceback: Traceback) -> bool:
+    """Whether a traceback tells of a failure of who prints it."""
+    if traceback.launcher or not traceback.type or any(words in traceback.message for words in TOLD_OTHERWISE):
+        return False
+    return not (traceback.handled or is_no_error(traceback.type, traceback.message))
+
+
+def _one_of_each_group(tracebacks: Iterable[Traceback]) -> list[Traceback]:
+    """Of the leaves of a group of exceptions one: the first that does not come of other ranks' failures, if any."""
+    kept: list[Traceback] = []
+    places: dict[int, int] = {}
+    for each in tracebacks:
+        place = len(kept) if each.tree is None else places.setdefault(each.tree, len(kept))
+        if place == len(kept):
+            kept.append(each)
+        elif is_victim(kept[place].type, kept[place].message) and not is_victim(each.type, each.message):
+            kept[place] = each
+    return kept
 
 
 def _ended_by_rank(facts: Facts, ranks: Ranks) -> dict[int, Ended]:

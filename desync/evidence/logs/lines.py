@@ -18,14 +18,15 @@ MAX_LINE = 64 << 10
 ANCHORS: tuple[bytes, ...] = (
     b".cpp:",  # every line of torch's C++
     b" NCCL ",
-    b"Traceback (most recent call last)",
+    b"(most recent call last)",  # without the word before it, which rich colours by itself
     b"Error: ",
     b"elastic",
     b"in store based barrier",
     b"ut of memory",
-    b"Killed process",
+    b"Killed process ",
     b"oom_kill event",
     b"srun: error: ",
+    b"NVRM: Xid (PCI:",
     b" exited on signal ",
     b"Setting OMP_NUM_THREADS",
     b"world_size",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from desync.evidence.logs import patterns as p
 from desync.evidence.logs.facts import (
@@ -22,21 +21,12 @@ from desync.evidence.logs.facts import (
     Timeout,
     Trouble,
 )
-from desync.evidence.logs.speakers import Speaker, nccl_head
+from desync.evidence.logs.kernel import gpu_fault
+from desync.evidence.logs.speakers import Line, nccl_head
 
 MAX_FACTS = 100_000
 MAX_TEXT = 300
 _UNKNOWN_SIZE = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line without what stands in front of it."""
-
-    speaker: Speaker
-    text: str
-    order: int
-    time: int | None
 
 
 Handle = Callable[[Line, Facts], bool]
@@ -68,6 +58,7 @@ def timeout(line: Line, facts: Facts) -> bool:
     found = p.TIMEOUT.search(line.text)
     if found is None or not said_by_torch(line) or len(facts.timeouts) >= MAX_FACTS:
         return found is not None
+    facts.xccl = facts.xccl or p.XCCL in line.text
     seq, group_rank = int(found["seq"]), int(found["rank"]) if found["rank"] else None
     tag = group_tag(line.text)
     for known in reversed(facts.timeouts[-64:]):
@@ -436,6 +427,7 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("Killed", _trouble("kernel", p.KERNEL)),
     ("oom-kill", _trouble("kernel", p.KERNEL)),
     ("oom_kill", _trouble("oom_events", p.OOM_EVENTS)),
+    ("NVRM: Xid", gpu_fault),
     ("srun: ", srun),
     ("exited on signal", mpirun),
     ("emory", out_of_memory),

@@ -12,8 +12,11 @@ GROUP = re.compile(
     r"|(?P<number>\d{1,9})(?: \((?P<described>[^()\[\]]{0,200})\))?) Rank (?P<rank>\d{1,7})\]"
 )
 
+XCCL = "ProcessGroupXCCL"
+"""Intel's group (torch-xpu-ops, ``ProcessGroupXCCLMonitor.cpp``) writes as NCCL's of torch 2.6 and newer does, but for three
+words: ``Work(`` for ``WorkNCCL(``, ``enqueued xccl work`` in the dump signal, ``due to ProcessGroupxccl watchdog hang``."""
 TIMEOUT = re.compile(
-    r"(?:\[Rank (?P<rank>\d{1,7})\]:? )?(?P<how>Watchdog c|C)aught collective operation timeout: WorkNCCL\("
+    r"(?:\[Rank (?P<rank>\d{1,7})\]:? )?(?P<how>Watchdog c|C)aught collective operation timeout: Work(?:NCCL)?\("
     r"SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,60}),"
     r"(?: NumelIn=(?P<numel_in>\d{1,20}), NumelOut=(?P<numel_out>\d{1,20}),)?(?: TensorShape=\[(?P<shape>[\d, ]{0,200})\],)?"
     r"[^()]{0,200}Timeout\(ms\)=(?P<limit>\d{1,12})\) ran for (?P<ran>\d{1,15}) milliseconds"
@@ -26,7 +29,8 @@ STATUS = re.compile(
 DUMP = re.compile(
     r"Received a (?:dump signal due to a collective timeout|(?:global )?timeout(?: signal)?) from "
     r"(?P<who>this local rank|another rank|\s*rank \d{1,7})"
-    r".{0,200}?Last enqueued NCCL work: (?P<enqueued>-?\d{1,20}), last completed NCCL work: (?P<completed>-?\d{1,20})"
+    r".{0,200}?Last enqueued (?:NCCL|xccl) work: (?P<enqueued>-?\d{1,20}), last completed (?:NCCL|xccl) work: "
+    r"(?P<completed>-?\d{1,20})"
 )
 OBSERVED = "Observed flight recorder dump signal from another rank"
 
@@ -63,6 +67,18 @@ RAISED = re.compile(
 """An exception: with its module, or one of Python's own; other capitalised words may be of another rank's line."""
 SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error:")
 """torch.multiprocessing.spawn hands on the traceback of one of its processes, whose number is its rank."""
+LAST_CALL = "(most recent call last)"
+BOX_TITLE = re.compile(r"^([ ]{0,200})([╭┌+][─-]{1,300} Traceback \(most recent call last\) [─-]{1,300}[╮┐+])")
+"""The upper edge of a box of rich's; of plain characters where the stream can show no others."""
+BOX_FRAME = re.compile(r"^([^\s:].{0,1000}?):(\d{1,9}) in (\S.{0,299})$")
+"""A frame in it.  rich writes ``in NAME:LINE`` for one whose file is not on the disk: that says no place, and is left out."""
+TREE_HEAD = re.compile(r"^( {2,80})\+ Exception Group Traceback \(most recent call last\):")
+TREE_MARGIN = re.compile(r"^( {2,80})([|+])(?: |(?=-)|$)")
+TREE_NUMBER = re.compile(r"\+(?:-\+)?-{10,40} \d{1,6} -{10,40}$")
+TREE_END = re.compile(r"\+-{20,60}$")
+GROUP_RAISED = re.compile(r"^(?:\w{1,100}\.){0,8}(?:Base)?ExceptionGroup\b|\(\d{1,9} sub-exceptions?\)$")
+"""The line of a group itself, which says nothing beside its leaves."""
+FOLLOWS = re.compile(r"^\s{0,200}(?:During handling of the above exception|The above exception was the direct cause)")
 UNUSED = re.compile(r"(Parameter(?:s| indices) which did not receive grad for rank (\d{1,7}): .{0,2000})")
 RANK_IN_MESSAGE = re.compile(
     r"^\[Rank (\d{1,7})\]|^Rank (\d{1,7}) successfully reached|on rank: (\d{1,7})[,. ]|did not receive grad for rank (\d{1,7}):"
@@ -103,12 +119,23 @@ NCCL_ERROR = re.compile(r"(NCCL error(?: in)?: .{1,200}|NCCL communicator was ab
 CUDA_ERROR = re.compile(r"((?:CUDA|HIP) error: .{1,200}|CUDA driver error: .{1,100})")
 HEARTBEAT = re.compile(
     r"Heartbeat monitor timed out!|detected no heartbeat of its watchdog|watchdog got stuck for \d+ seconds|"
-    r"due to ProcessGroupNCCL watchdog hang"
+    r"due to ProcessGroup(?:NCCL|xccl) watchdog hang"
 )
 GIL = "Could not acquire GIL within"
 
+NUMBERED = re.compile(r"^\[(\d{1,6})\] ", re.MULTILINE)
 LABEL = re.compile(r"^ {0,6}(\d{1,5}): ", re.MULTILINE)
 KERNEL = re.compile(r"(?:oom-kill:.{0,400}\bpid=(\d{1,9})|Killed process (\d{1,9}) \()")
+GPU_FAULT_WORD = "NVRM: Xid (PCI:"
+GPU_FAULT = re.compile(
+    r"NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:.]{4,20})\): (?P<code>\d{1,4})\b(?:, pid=(?:(?P<pid>\d{1,9})\b|[^,]{1,40}))?"
+)
+"""NVIDIA's driver in the kernel's log; to be matched at GPU_FAULT_WORD.  Older drivers name no process, and newer ones write
+``pid='<unknown>'`` at times."""
+KERNEL_HEAD = re.compile(r"^\s*$|(?:([\w.-]{1,100}) )?\bkernel: (?:\[[ \d.]{3,20}\] )?$|^(?:<\d{1,3}>)?\[[\w :.+-]{3,40}\] $")
+"""What stands in front of a line of the kernel's: nothing, the journal's head (with the host), or dmesg's time."""
+OWN_XIDS = frozenset({13, 31, 43, 45})
+"""Codes that a program's own mistake, or its end, brings about as a rule: NVIDIA's table names the application first."""
 OOM_EVENTS = re.compile(r"Detected (\d{1,6}) oom_kill event")
 SRUN = re.compile(r"srun: error: ([\w.-]{1,100}): tasks? ([\d,-]{1,400}): (.{1,80})")
 SRUN_END = re.compile(r"(Segmentation fault|Aborted|Bus error|Floating point exception|Killed|Exited with exit code (\d{1,3}))")

@@ -196,6 +196,8 @@ def _groups(facts: Facts, ranks: Ranks) -> tuple[dict[str, Group], frozenset[str
 
 
 def _backend(facts: Facts) -> str | None:
+    if facts.xccl:
+        return "xccl"
     return "nccl" if facts.timeouts or facts.statuses or facts.communicators else "gloo" if facts.barriers else None
 
 

@@ -8,10 +8,21 @@ from typing import BinaryIO
 
 from desync.evidence.logs import patterns as p
 from desync.evidence.logs.clock import Clock
+from desync.evidence.logs.drawn import Drawn
 from desync.evidence.logs.facts import Facts, Traceback
 from desync.evidence.logs.lines import LineScanner, plain, uncoloured
-from desync.evidence.logs.messages import MESSAGES, Line, said_by_torch
-from desync.evidence.logs.speakers import Speaker, bared, container, line_shape, parse, unwrapped
+from desync.evidence.logs.messages import MESSAGES, said_by_torch
+from desync.evidence.logs.speakers import (
+    Line,
+    Speaker,
+    bared,
+    container,
+    line_shape,
+    numbers_tasks,
+    parse,
+    task_number,
+    unwrapped,
+)
 from desync.evidence.logs.summary import Summary
 from desync.evidence.logs.tracebacks import Tracebacks
 from desync.model import Frame
@@ -92,6 +103,9 @@ class _Reading:
     def __init__(self, log: LogReader, scanner: LineScanner, base: Speaker, clock: Clock) -> None:
         self.log, self.scanner, self.base, self.clock = log, scanner, base, clock
         self.tracebacks = Tracebacks()
+        self.drawn = Drawn()
+        self._waiting_since: int | None = None
+        """Where the first of the exceptions ended that wait for more of their message."""
         self.summary = Summary()
         self._parts: dict[str, str] = {}
         self._stack_of: dict[Speaker, int] = {}
@@ -107,6 +121,8 @@ class _Reading:
         self._known = 0
         self._failed_at: int | None = None
         self._tasks: int | None = None
+        self._numbered: bool | None = None
+        """Whether numbers in brackets in front of lines are processes."""
         self._raised: list[tuple[Traceback, int]] = []
         """The newest tracebacks, and where each ends in the file."""
         self._settled = False
@@ -120,22 +136,43 @@ class _Reading:
             self._shape = (line_shape(uncoloured(self.scanner.head)),)
         return self._shape[0]
 
+    def _numbered_speaker(self, in_front: str, speaker: Speaker, rest: str) -> tuple[Speaker, str]:
+        """The speaker with the number that mpirun has put in front of the line, where it is one of a process."""
+        if not in_front.endswith("] ") or speaker.task is not None:
+            return speaker, rest
+        if self._numbered is None:
+            self._numbered = numbers_tasks(uncoloured(self.scanner.head))
+        task = task_number(in_front, rest, self._numbered)
+        self._numbered = self._numbered or task is not None  # from the first such line on it is sure
+        return (replace(speaker, task=task) if task is not None else speaker), rest
+
     def _count_tasks(self, speaker: Speaker) -> None:
         """Keep srun's largest label; in a file's beginning, which is looked at once, all tasks speak."""
         if speaker.task is None:
             return
         if self._tasks is None:
-            self._tasks = max(map(int, p.LABEL.findall(plain(self.scanner.head))), default=-1)
+            label = p.NUMBERED if self._numbered else p.LABEL
+            self._tasks = max(map(int, label.findall(plain(self.scanner.head))), default=-1)
         self.log.facts.tasks = max(self.log.facts.tasks, speaker.task, self._tasks)
 
     def line(self, text: str) -> None:
         """Take in one line."""
         self._take(text)
+        self._note_failure()
+
+    def _note_failure(self) -> None:
+        """Keep where the newest failure was told, and look around the first one that a launcher tells of."""
         if self.log.facts.failures != self._known:
-            self._failed_at = self.scanner.place
+            self._failed_at = self._place()
             if self.log.facts.ended and not self._known:
                 self._look_at_exit()
             self._known = self.log.facts.failures
+        if not self.drawn.waiting:
+            self._waiting_since = None
+
+    def _place(self) -> int:
+        """Where what is being understood ends in the file: an exception that has waited for its message came before."""
+        return self.scanner.place if self._waiting_since is None else self._waiting_since
 
     def _take(self, text: str) -> None:
         self.log.facts.launched = self.log.facts.launched or any(word in text for word in p.LAUNCHER)
@@ -147,7 +184,7 @@ class _Reading:
         if whole is None:
             return
         in_front, text = bared(whole, self._line_shape())
-        speaker, rest = parse(text, self.base)
+        speaker, rest = self._numbered_speaker(in_front, *parse(text, self.base))
         if "\\n" in rest:
             return  # somebody quotes a message
         self._count_tasks(speaker)
@@ -155,14 +192,23 @@ class _Reading:
         for each in (self._passed_over, in_front, rest):
             self.clock.see(each)
         self._passed_over = ""
-        line = Line(speaker, rest, order, self.clock.now(order))
+        for each_line in self.drawn.plain(Line(speaker, rest, order, self.clock.now(order))):
+            self._understand(each_line)
+        if self.drawn.waiting and self._waiting_since is None:
+            self._waiting_since = self.scanner.place
+        if self.drawn.took:
+            self.scanner.follow = max(self.scanner.follow, FOLLOW_TRACEBACK)
+
+    def _understand(self, line: Line) -> None:
+        """What a line says, now that it is known who says it."""
+        rest = line.text
         self._taken_down = self._taken_down or _takes_down(line)
         if self._in_block(line):
             return
         self._follow(rest)
         self._new_run(rest)
         if p.STACK_HEAD in rest:
-            self._begin_stack(speaker)
+            self._begin_stack(line.speaker)
         if rest.find("[repeated ") >= 0 and (found := p.REPEATED.search(rest)):
             self.log.facts.repeated += int(found[1])
         for word, handle in MESSAGES:
@@ -192,7 +238,7 @@ class _Reading:
         before = len(facts.tracebacks)
         if self.tracebacks.take(line, facts):
             if len(facts.tracebacks) > before:
-                self._raised = [*self._raised[1 - MAX_RAISED :], (facts.tracebacks[-1], self.scanner.place)]
+                self._raised = [*self._raised[1 - MAX_RAISED :], (facts.tracebacks[-1], self._place())]
             self.scanner.follow = max(self.scanner.follow, FOLLOW_TRACEBACK if self.tracebacks.open else 8)
             return False  # its last line can be a message as well
         if line.text.startswith(("#", " #")) and (frame := p.STACK_FRAME.match(line.text)) is not None:
@@ -290,6 +336,9 @@ class _Reading:
 
     def end(self) -> None:
         """The file is over."""
+        for line in self.drawn.rest():
+            self._understand(line)
+        self._note_failure()
         self.tracebacks.finish(self.log.facts)
         text = plain(self.scanner.tail)
         facts = self.log.facts

@@ -14,7 +14,7 @@ class Speaker:
     rank: int | None = None
     """From torch's own ``[rankN]:``, or mpirun's tag."""
     task: int | None = None
-    """srun's label: the rank, or the node where each has a launcher of its own."""
+    """srun's label, or that of Intel MPI's mpirun: the rank, or the node where each has a launcher of its own."""
     local: int | None = None
     """torchrun's ``[default3]:``: the rank on its node."""
     pid: int | None = None
@@ -24,6 +24,18 @@ class Speaker:
     """From a file's name that says "rank"."""
     file_number: int | None = None
     """The number in the name of a file that is one of a set: a rank or a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line without what stands in front of it."""
+
+    speaker: Speaker
+    text: str
+    order: int
+    time: int | None
+    tree: int | None = None
+    """For a line of a group of exceptions where that begins."""
 
 
 _PREFIXES: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -50,6 +62,11 @@ _SHAPES = tuple(
         r"(?!\d{1,5}: )[\w.-]{1,100}: ",  # pdsh; a number alone is srun's label
     )
 )
+_NUMBERED = re.compile(r"\[(\d{1,6})\] ")
+_LAUNCHERS_WORDS = re.compile(
+    r"(?:Traceback \(most|  \+ Exception Group|╭─+ Traceback|  File \"|\[rank\d|\[[EWF](?:\d{3,4} | |[\w./-]{1,80}\.cpp))"
+)
+"""What no program prints behind a number of its own (an epoch, a worker): Python and torch write it at a line's beginning."""
 _NO_HOST = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit)?: |(?:srun|slurmstepd|wandb|kernel): ")
 """What is written like the name of a host and is none: exceptions and the programs whose lines are understood."""
 ENOUGH = 0.8
@@ -66,6 +83,23 @@ def line_shape(head: str) -> re.Pattern[str] | None:
         if sum(_fits(shape, line) is not None for line in lines) >= ENOUGH * len(lines):
             return shape
     return None
+
+
+def numbers_tasks(head: str) -> bool:
+    """Whether the numbers in brackets before nearly all lines (``mpirun -prepend-rank`` of Intel MPI and MPICH) are processes.
+
+    A program's own counter grows; the lines of several processes are mixed.
+    """
+    lines = [line for text in head.split("\n") if (line := _TIME.sub("", text, count=1)).strip()]
+    numbers = [int(found[1]) for line in lines if (found := _NUMBERED.match(line)) is not None]
+    return len(numbers) >= max(LEAST_LINES, ENOUGH * len(lines)) and numbers != sorted(numbers)
+
+
+def task_number(in_front: str, rest: str, sure: bool) -> int | None:
+    """The number in brackets that was taken off a line's beginning, if the file (``sure``) or what follows says so."""
+    if not in_front.endswith("] ") or (found := _NUMBERED.search(in_front, max(0, len(in_front) - 10))) is None:
+        return None
+    return int(found[1]) if found.end() == len(in_front) and (sure or _LAUNCHERS_WORDS.match(rest) is not None) else None
 
 
 def _fits(shape: re.Pattern[str], line: str) -> re.Match[str] | None:

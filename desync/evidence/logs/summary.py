@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from desync.evidence.logs import patterns as p
 from desync.evidence.logs.clock import time_of
 from desync.evidence.logs.facts import Ended, Facts
-from desync.evidence.logs.messages import Line
+from desync.evidence.logs.speakers import Line
 
 
 @dataclass(slots=True)

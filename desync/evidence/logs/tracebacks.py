@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from desync.evidence.logs import patterns as p
 from desync.evidence.logs.facts import Facts, Traceback
-from desync.evidence.logs.messages import Line
-from desync.evidence.logs.speakers import Speaker
+from desync.evidence.logs.speakers import Line, Speaker
 from desync.model import Frame
 
 MAX_FRAMES = 200
@@ -21,7 +20,6 @@ _LAUNCHERS = (
     "RayTaskError",
     "ActorDiedError",
 )
-_GOES_ON = ("During handling of the above exception", "The above exception was the direct cause")
 
 
 class Tracebacks:
@@ -47,7 +45,7 @@ class Tracebacks:
         if text.startswith("-- Process ") and (spawned := p.SPAWNED.match(text)) is not None:
             self._spawned = int(spawned[1])
             return True
-        if text.startswith(_GOES_ON):
+        if "he above exception" in text and p.FOLLOWS.match(text) is not None:
             self._chained.add(line.speaker)
             return True
         if "did not receive grad" in text and (found := p.UNUSED.search(text)) is not None:
@@ -75,7 +73,7 @@ class Tracebacks:
             speaker = replace(speaker, rank=self._spawned)
         self._spawned = None
         if sum(map(len, self._open.values())) < MAX_OPEN:
-            self._open.setdefault(line.speaker, []).append(Traceback(speaker, line.order, line.time))
+            self._open.setdefault(line.speaker, []).append(Traceback(speaker, line.order, line.time, tree=line.tree))
 
     def _close(self, speaker: Speaker, mine: list[Traceback], kind: str, message: str, facts: Facts) -> None:
         traceback = mine.pop(0)

@@ -427,3 +427,12 @@ def test_where_the_beginning_is_lost_the_order_of_the_lines_tells_nothing() -> N
     odd = trace(2, [Op(line=10), Op("broadcast", line=50, root=0, done=False)], dropped=3)
     (finding,) = diagnose(job(*others, odd)).findings
     assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (2,))
+
+
+@pytest.mark.parametrize(("batches", "cause"), [(3, Cause.SKIPPED_COLLECTIVE), (2, Cause.RANK_ONLY_COLLECTIVE)])
+def test_in_the_last_turn_the_marks_tell_whether_a_new_call_stands_for_one_left_out(batches: int, cause: Cause) -> None:
+    """With as many batches as the others it is in their turn, and has gone past their call; with one less it was there."""
+    others = [trace(rank, [Op()] * 2 + [Op(done=False)], **_fed(3)) for rank in (0, 1, 3)]
+    odd = trace(2, [Op()] * 2 + [Op("broadcast", line=12, root=0, done=False)], **_fed(batches))
+    (finding,) = diagnose(job(*others, odd, loops={"train.py": ((5, 15),)})).findings
+    assert (finding.cause, finding.culprit_ranks) == (cause, (2,))

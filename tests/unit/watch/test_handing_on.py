@@ -80,6 +80,19 @@ def test_a_signal_that_was_ignored_before_asks_nobody_to_end(tmp_path: Path) -> 
     assert not any("SIGHUP" in note for note in watched.report["notes"])
 
 
+SHOWS_MASK = "import signal; print(*(number.name for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+BLOCKS = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, (%s)); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+@pytest.mark.parametrize("blocked", ["", "SIGUSR1"])
+def test_the_job_starts_with_the_signals_blocked_that_were_blocked_before_and_no_others(tmp_path: Path, blocked: str) -> None:
+    numbers = f"signal.{blocked}," if blocked else ""
+    before = (sys.executable, "-c", BLOCKS % numbers)
+    with watching(tmp_path, "--", sys.executable, "-c", SHOWS_MASK, before=before) as watched:
+        assert watched.wait() == 0
+    assert watched.text("out") == f"{blocked}\n"
+
+
 def test_a_signal_is_handed_on_though_no_stacks_can_be_taken(tmp_path: Path) -> None:
     program = """
 import sys

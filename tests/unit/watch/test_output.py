@@ -1,3 +1,4 @@
+import contextlib
 import os
 import subprocess
 import sys
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from desync.watch.output import LogTail, Output
+from desync.watch.relay import Target
 
 # Starts the relay, says so, and then is killed: what stands in for a watcher that dies.
 OWNER = """
@@ -23,9 +25,11 @@ print(output.finish(60), job.wait(), flush=True)
 BOTH = "import os\nfor n in range(200):\n os.write(1, b'\\xff\\0out%d\\n' % n)\n os.write(2, b'err%d\\r' % n)"
 
 
-def start(tmp_path: Path, program: str, end: str = "waits") -> subprocess.Popen[bytes]:
+def start(
+    tmp_path: Path, program: str, end: str = "waits", stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", OWNER, str(tmp_path / "output.log"), program, end]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE)
+    return subprocess.Popen(command, stdout=stdout, stderr=stderr, stdin=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("end", ["waits", "dies"])
@@ -43,14 +47,41 @@ def test_both_streams_arrive_byte_for_byte_and_the_log_has_both_whatever_becomes
     assert (tmp_path / "output.log").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_reader_that_goes_away_costs_the_job_nothing_and_the_log_is_whole(tmp_path: Path) -> None:
+ALTERNATES = "import os\nfor n in range(300):\n os.write(1 + n % 2, b'%d\\n' % n)"
+IN_ORDER = b"".join(b"%d\n" % n for n in range(300))
+
+
+def test_streams_that_lead_to_one_file_keep_their_order(tmp_path: Path) -> None:
+    with start(tmp_path, ALTERNATES, stderr=subprocess.STDOUT) as owner:
+        shown, _ = owner.communicate(timeout=60)
+    assert shown == IN_ORDER + b"True 0\n"
+    assert (tmp_path / "output.log").read_bytes() == IN_ORDER
+
+
+def test_streams_that_lead_to_one_terminal_keep_their_order(tmp_path: Path) -> None:
+    leader, follower = os.openpty()
+    with start(tmp_path, ALTERNATES, stdout=follower, stderr=follower) as owner:
+        os.close(follower)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while part := os.read(leader, 65536):
+                shown += part
+        assert owner.wait(60) == 0
+    os.close(leader)
+    assert shown.replace(b"\r", b"") == IN_ORDER + b"True 0\n"
+    assert (tmp_path / "output.log").read_bytes() == IN_ORDER
+
+
+def test_a_reader_that_goes_away_is_gone_for_the_job_too_and_the_log_has_all_until_then(tmp_path: Path) -> None:
     program = """
-import sys
-print("first", flush=True)
+import os, sys
+os.write(1, b"first\\n")
 sys.stdin.readline()
-for n in range(1000):
-    print(n, flush=True)
-print("end", file=sys.stderr)
+try:
+    for n in range(200_000):
+        os.write(1, b"%07d\\n" % n)
+except BrokenPipeError:
+    os.write(2, b"nobody reads\\n")
 """
     with start(tmp_path, program) as owner:
         assert owner.stdout is not None
@@ -60,8 +91,51 @@ print("end", file=sys.stderr)
         owner.stdout.close()
         owner.stdin.write(b"\n")
         owner.stdin.close()
-        assert b"end" in owner.stderr.read()
-    assert (tmp_path / "output.log").read_text().count("\n") == 1002
+        assert owner.stderr.read().startswith(b"nobody reads\n")
+    first, *numbers, end = (tmp_path / "output.log").read_text().split()[:-1]
+    assert (first, end) == ("first", "nobody")
+    assert numbers == [f"{n:07}" for n in range(len(numbers))]
+    assert numbers
+
+
+def test_a_full_disk_is_said_once_and_costs_the_job_and_the_log_nothing(tmp_path: Path) -> None:
+    program = "import os\nfor n in range(5):\n os.write(1, b'x' * 65536)\nos.write(2, b'end')"
+    with Path("/dev/full").open("wb") as full, start(tmp_path, program, stdout=full.fileno()) as owner:
+        _, shown = owner.communicate(timeout=60)
+    said = b"\ndesync: the job's standard output cannot be written (No space left on device): some of it is lost\n"
+    assert shown.count(said) == 1
+    assert shown.count(b"desync:") == 1
+    log = (tmp_path / "output.log").read_bytes()
+    assert log.replace(b"end", b"") == b"x" * (5 * 65536)
+
+
+def test_a_file_that_could_not_be_written_is_tried_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").touch()
+    number = os.open(tmp_path / "out", os.O_RDONLY)
+    target = Target(number, "the output")
+    assert target.take(b"lost")
+    assert target.take(b"lost too")
+    writable = os.open(tmp_path / "out", os.O_WRONLY)
+    os.dup2(writable, number)
+    assert target.take(b"kept")
+    os.close(writable)
+    os.close(number)
+    assert (tmp_path / "out").read_text() == "kept"
+    assert capfd.readouterr().err == "\ndesync: the output cannot be written (Bad file descriptor): some of it is lost\n"
+
+
+def test_a_loss_is_not_said_where_saying_it_would_hold_up_the_job() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(write, b"x" * 65536):
+            pass
+    os.set_blocking(write, True)
+    code = "from desync.watch.relay import say; print(say('lost'))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, timeout=60, check=True)
+    os.close(read)
+    os.close(write)
+    assert done.stdout == b"False\n"
 
 
 def test_a_log_that_somebody_has_laid_there_is_not_written_to(tmp_path: Path) -> None:
