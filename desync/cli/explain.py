@@ -97,7 +97,12 @@ def _spoken(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> Report:
     if diagnosis.findings or any(len(trace.operations) for trace in evidence.traces):
         return report
     finished = next((claim for claim in evidence.claims if claim.kind is ClaimKind.FINISHED), None)
-    if diagnosis.status is Status.HEALTHY and finished is not None:
+    cancelled = next((claim for claim in evidence.claims if claim.kind is ClaimKind.CANCELLED), None)
+    if cancelled is not None:
+        done = f", after the program had said that its work was done ({finished.text})" if finished is not None else ""
+        summary = f"Nothing that was read describes a fault; the scheduler ended the job{done}: {cancelled.text}"
+        verdict = replace(report.verdict, status=Status.UNKNOWN, summary=summary, advice=_SWITCHES)
+    elif diagnosis.status is Status.HEALTHY and finished is not None:
         summary = f"Nothing in the log describes a fault, and it says that the job ended ({finished.text})."
         verdict = replace(report.verdict, status=Status.HEALTHY, cause=Cause.NONE, certainty=Certainty.LIKELY)
         verdict = replace(verdict, summary=summary, advice="")

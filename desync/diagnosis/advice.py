@@ -79,6 +79,11 @@ END_WHAT_WAS_STARTED = (
 )
 """Of a rank that has destroyed its groups and does not end."""
 
+WORKER_KILLED = (
+    "A loader's worker was ended from outside, most often by the kernel for want of host memory (see dmesg): fewer or leaner "
+    "workers, smaller caches, or a larger memory limit for the job."
+)
+
 HELD_BACK = (
     "Fix the exception, and wait for nobody while it is on its way (in finally, in an except block, in a with): the others "
     "do not come there."

@@ -162,13 +162,14 @@ def _unseen(found: Standstill) -> list[Finding]:
 def _blamed(found: Standstill, unseen: tuple[int, ...], awaited: tuple[int, ...]) -> tuple[int, ...]:
     """Of ranks without a record those that may be named; none if it is the records that must be incomplete.
 
-    They are neighbours (a machine that is gone), or all are ``awaited`` in one operation, and in neither case the larger part.
+    They are neighbours (a machine that is gone), or all are ``awaited`` in one operation, and in neither case half or more:
+    it is as likely then that the logs of a machine were not given.
     """
     present = _present(found)
     blamed = tuple(rank for rank in unseen if rank not in present)
     neighbours = bool(blamed) and blamed[-1] - blamed[0] < len(blamed)
     limit = found.board.evidence.job.world_size or 0 if neighbours else len(awaited) if set(blamed) <= set(awaited) else 0
-    return blamed if 2 * len(blamed) <= limit else ()
+    return blamed if 2 * len(blamed) < limit or (len(blamed) == 1 and limit == 2) else ()
 
 
 def _present(found: Standstill) -> set[int]:

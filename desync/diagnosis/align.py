@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Sequence
 
 from desync.diagnosis.board import GroupBoard, Lane
+from desync.diagnosis.compare import ANYTHING
 from desync.model import CallSite
 
 WINDOW = 256
@@ -56,6 +57,8 @@ def parted_before(board: GroupBoard, one: int, other: int, seq: int, tokens: Tok
     low = max(left.first, right.first, seq - WINDOW, after + 1)
     if low > min(left.last, right.last):
         return None
+    if any(ANYTHING in lane.keys[low - lane.first :] for lane in (left, right)):
+        return None  # of calls of which only the number is known nobody can say that one is too many
     mine = tokens.of(left, low, min(left.last, seq + BAND))
     theirs = tokens.of(right, low, min(right.last, seq + BAND))
     start = _shift(mine, theirs, seq - low)

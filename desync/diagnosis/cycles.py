@@ -151,7 +151,11 @@ def _waited_for(cycle: tuple[Parting, ...], rank: int) -> set[Step]:
 def _strayed(cycle: tuple[Parting, ...], history: History) -> tuple[int, ...]:
     """The rank that came here on another way than it and the others do; empty where that does not tell one apart."""
     ranks = _ranks(cycle)
-    strayed = tuple(rank for rank in ranks if history.strayed(rank) and not _left_the_loop(rank, ranks, history))
+    # The history is of collectives: of who is held in a send or recv, the newest one is over, and the others made it too.
+    p2p = {rank for parting in cycle if parting.board.kind == "p2p" for rank in parting.pending}
+    strayed = tuple(
+        rank for rank in ranks if rank not in p2p and history.strayed(rank) and not _left_the_loop(rank, ranks, history)
+    )
     if len(strayed) != 1 or len(ranks) < 2 or _is_one_against_one(cycle, strayed[0], history):
         return ()
     return strayed

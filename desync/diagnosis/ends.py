@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-from desync.diagnosis.advice import HELD_BACK, MEMORY_ADVICE
+from desync.diagnosis.advice import HELD_BACK, MEMORY_ADVICE, WORKER_KILLED
 from desync.diagnosis.endings import Ending, Manner
 from desync.diagnosis.structure import is_refusal
 from desync.diagnosis.suspect import Explanation
@@ -22,6 +22,7 @@ NATIVE_ADVICE = (
     "in the job's output and its stack below."
 )
 
+_WORKER_KILLED = re.compile(r"DataLoader worker .{1,60} is killed by signal: Killed")
 _UNUSED = "Expected to have finished reduction in the prior iteration"
 
 
@@ -68,6 +69,8 @@ def exception(ending: Ending) -> Explanation | None:
         return None
     still = " and is still handling it" if ending.manner is Manner.HOLDING else ""
     explanation = _because_it_raised(Cause.EXCEPTION, ending, f"raised {raised(failure)}{still}")
+    if _WORKER_KILLED.search(failure.message) is not None:
+        return replace(explanation, advice=WORKER_KILLED)
     return replace(explanation, advice=HELD_BACK) if still else explanation
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from desync.diagnosis.advice import advice
-from desync.diagnosis.words import capital, named, verb
+from desync.diagnosis.words import capital, closed, named, verb
 from desync.model import (
     AtDivergence,
     Call,
@@ -37,6 +37,7 @@ _OWN_FAULTS = frozenset(
     {Cause.EXCEPTION, Cause.OUT_OF_MEMORY, Cause.KILLED, Cause.UNUSED_PARAMETERS, Cause.EXITED_EARLY, Cause.ARGUMENT_MISMATCH}
 )
 DEFAULT_GROUP = "0"
+_ABSENT_ADVICE = "Look at the log and the stack of these ranks: they are awaited, those that complain only waited."
 
 
 def weigh(evidence: Evidence, found: list[Finding]) -> list[Finding]:
@@ -114,7 +115,7 @@ def raised(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         cause=cause,
         certainty=Certainty.POSSIBLE if first.ranks else Certainty.LIKELY,
         culprit_ranks=first.ranks,
-        summary=f"{capital(who)} raised {first.text}.",
+        summary=f"{capital(who)} raised {closed(first.text)}",
         advice=advice(cause),
         evidence=_quotes(claims),
         time=first.time,
@@ -130,7 +131,7 @@ def _ended(first: Claim, claims: list[Claim]) -> Finding:
         cause=cause,
         certainty=Certainty.LIKELY if cause is Cause.KILLED else Certainty.POSSIBLE,
         culprit_ranks=(),
-        summary=f"A rank that the log does not name was ended: {first.text}.",
+        summary=f"A rank that the log does not name was ended: {closed(first.text)}",
         advice=advice(cause),
         evidence=_quotes(claims),
         time=first.time,
@@ -151,7 +152,7 @@ def structure(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         cause=Cause.STRUCTURE_MISMATCH,
         certainty=Certainty.PROVEN if claim.ranks else Certainty.LIKELY,
         culprit_ranks=claim.ranks,
-        summary=f"{who}: {claim.text}.",
+        summary=f"{who}: {closed(claim.text)}",
         advice="Build the same model on all ranks: same layers, same order, same sizes; look at what depends on the rank.",
         evidence=_quotes(claims),
         time=claim.time,
@@ -189,7 +190,7 @@ def refused(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         cause=Cause.ARGUMENT_MISMATCH,
         certainty=Certainty.LIKELY if claim.ranks else Certainty.POSSIBLE,
         culprit_ranks=claim.ranks,
-        summary=f"{who}: {claim.text}.",
+        summary=f"{who}: {closed(claim.text)}",
         advice=advice(Cause.ARGUMENT_MISMATCH),
         evidence=_quotes(claims),
         time=claim.time,
@@ -206,17 +207,28 @@ def rendezvous(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     claim = claims[-1]
     blamed = claim.ranks if claim.op is not None else ()  # without it the words are those of who waited
     who = f"{capital(named(blamed))} never came to the rendezvous" if blamed else "The ranks did not find together"
+    unopened = "failed to listen" in claim.text
     finding = Finding(
-        status=Status.HANG,
+        status=Status.CRASH if unopened else Status.HANG,
         cause=Cause.RENDEZVOUS,
         certainty=Certainty.LIKELY,
         culprit_ranks=blamed,
-        summary=f"{who}: {claim.text}.",
-        advice=advice(Cause.RENDEZVOUS),
+        summary=f"{who}: {closed(claim.text)}",
+        advice=_advice_on_port(claim.text) if unopened else advice(Cause.RENDEZVOUS),
         evidence=_quotes(claims),
         time=claim.time,
     )
     return [finding]
+
+
+def _advice_on_port(said: str) -> str:
+    """What to do where the server of the rendezvous could not open its port."""
+    if any(words in said.lower() for words in ("address already in use", "eaddrinuse", "errno: 98")):
+        return (
+            "The port of the rendezvous is held by another job on that machine, or by a process left of an earlier one: "
+            "choose another port (MASTER_PORT, --master-port, --rdzv-endpoint), or end that process (ss -ltnp shows it)."
+        )
+    return "The port of the rendezvous cannot be opened on that machine: check MASTER_ADDR and MASTER_PORT, and that it may be."
 
 
 def absent(evidence: Evidence, found: list[Finding]) -> list[Finding]:
@@ -224,8 +236,10 @@ def absent(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     behind_in = [claim for claim in _of(evidence, ClaimKind.BEHIND) if claim.op is not None]
     claims = [claim for claim in (*_of(evidence, ClaimKind.ABSENT), *behind_in) if claim.ranks]
     named_ranks = {rank for finding in found for rank in finding.culprit_ranks}
-    if named_ranks or _decided(found):
+    if _decided(found):
         return found
+    if named_ranks:
+        return [_said_itself(finding, claims) for finding in found]
     if not claims:
         return _behind_unnamed(behind_in, found)
     claim = max(claims, key=lambda each: (each.op is not None, len(each.ranks)))
@@ -239,12 +253,27 @@ def absent(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         certainty=Certainty.POSSIBLE,
         culprit_ranks=claim.ranks,
         summary=f"{capital(who)} {did}; why is not in the log.",
-        advice="Look at the log and the stack of these ranks: they are awaited, those that complain only waited.",
+        advice=_ABSENT_ADVICE,
         evidence=_quotes(claims),
         time=claim.time,
         divergence=_divergence(evidence, claim),
     )
     return [finding, *(each for each in found if not (each.cause is Cause.UNKNOWN and not each.culprit_ranks))]
+
+
+def _said_itself(finding: Finding, claims: list[Claim]) -> Finding:
+    """A rank that was thought to have left no record, with what it has said of itself."""
+    own = [claim for claim in claims if claim.by in claim.ranks and set(claim.ranks) <= set(finding.culprit_ranks)]
+    if not own or not _nobody_seen(finding) or {rank for claim in own for rank in claim.ranks} != set(finding.culprit_ranks):
+        return finding
+    who = named(finding.culprit_ranks)
+    return replace(
+        finding,
+        cause=Cause.STALLED_RANK,
+        summary=f"{capital(who)} did not come to where the others wait, and said: {closed(own[0].text)}",
+        advice=_ABSENT_ADVICE,
+        evidence=(*_quotes(own), *finding.evidence),
+    )
 
 
 def _behind_unnamed(claims: list[Claim], found: list[Finding]) -> list[Finding]:
@@ -281,13 +310,19 @@ def _divergence(evidence: Evidence, claim: Claim) -> Divergence | None:
     return Divergence(members, "collective", seq, claim.op, by_rank, time=claim.time)
 
 
+def _may_come_of_memory(finding: Finding) -> bool:
+    """Whether a rank that went on without what it had begun would look like this."""
+    out_of_step = finding.cause is Cause.ARGUMENT_MISMATCH and finding.certainty is Certainty.POSSIBLE
+    return finding.cause in _OPEN | _BY_ORDER or out_of_step
+
+
 def memory(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     """A rank printed that memory ran out, went on, and is the one that is now out of step."""
     claims = _of(evidence, ClaimKind.OUT_OF_MEMORY)
     ranks = {rank for claim in claims for rank in claim.ranks}
     weighed = []
     for finding in found:
-        if ranks and finding.cause in _OPEN | _BY_ORDER and ranks.issuperset(finding.culprit_ranks) and finding.culprit_ranks:
+        if ranks.issuperset(finding.culprit_ranks) and finding.culprit_ranks and _may_come_of_memory(finding):
             who = named(finding.culprit_ranks)
             finding = replace(
                 finding,
@@ -354,7 +389,7 @@ def teardown(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     ranks = tuple(sorted({rank for claim in claims for rank in claim.ranks}))
     whom = named(ranks) if ranks else "ranks"
     if finished:
-        summary = f"The work was done ({finished[0].text}); {whom} did not get out of their exit."
+        summary = f"The work was done ({finished[0].text}); {whom} did not get out of the exit."
         cause, certainty = Cause.TEARDOWN, Certainty.LIKELY
     else:
         summary = f"The watchdog of {whom} got stuck inside CUDA or NCCL, or behind the GIL; the log does not say which."

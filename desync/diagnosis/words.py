@@ -77,13 +77,20 @@ def detail(call: Call) -> str:
 
 
 def raised(failure: Failure) -> str:
-    """Such as "ValueError: message", the message's first line, cut."""
+    """Such as "ValueError: message", the message's first line, cut, without the full stop that ends it."""
     lines = failure.message.strip().splitlines()
     message = lines[0] if lines else ""
+    if message.endswith(".") and not message.endswith(".."):
+        message = message[:-1]
     if len(message) > MAX_MESSAGE:
         message = message[: MAX_MESSAGE - 1] + "…"
     kind = failure.type.rpartition(".")[2]
     return f"{kind}: {message}" if message else kind
+
+
+def closed(text: str) -> str:
+    """A text that ends a sentence, with the full stop that it may have already."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def seconds(nanoseconds: int) -> str:

@@ -192,12 +192,14 @@ def _file_ranks(sources: Sequence[Source]) -> dict[str, tuple[int | None, int | 
 
 
 def _run_that_counts(runs: list[Facts], notes: list[str]) -> Facts:
-    """The newest run that failed; if none did, the newest with anything to say."""
+    """The newest run that failed, unless the newest of all ended well; if none did, the newest with anything to say."""
     failed = [run for run in runs if run.failed]
+    newest = runs[-1]
+    if failed and newest is not failed[-1] and newest.finished is not None:
+        notes.append("an earlier run in the logs failed; this is about the newest, which ended well")
+        return newest
     if len(failed) > 1:
         notes.append(f"the logs hold {len(failed)} runs that failed; this is about the last")
-    elif failed and failed[-1] is not runs[-1] and runs[-1].finished is not None:
-        notes.append("a later run in the logs ended well")
     return failed[-1] if failed else next((run for run in reversed(runs) if run.finished or run.speakers), runs[-1])
 
 

@@ -131,6 +131,8 @@ class ClaimKind(str, enum.Enum):
     """``ranks`` did not come to init_process_group; empty where only their number is known."""
     FINISHED = "finished"
     """The program itself said that its work was done."""
+    CANCELLED = "cancelled"
+    """The scheduler ended the job: its time was over, or somebody or something else wanted it."""
     MOVING = "moving"
     """``ranks`` still made progress while others had given up waiting."""
     TEARDOWN = "teardown"

@@ -89,9 +89,16 @@ def _is_circle(finding: Finding) -> bool:
     return not finding.culprit_ranks and finding.cause in (Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH)
 
 
+EARLIEST = 10**17
+"""No job ran before (in 1973): a smaller number only says what came before what."""
+
+
 def iso(time: int | None) -> str | None:
-    """Nanoseconds since the Unix epoch as ISO 8601 in UTC; None for a time that no calendar has."""
-    if time is None:
+    """Nanoseconds since the Unix epoch as ISO 8601 in UTC; None for a time that no calendar has, and for what is no time.
+
+    In a log that names no times the order of its lines stands for them.
+    """
+    if time is None or time < EARLIEST:
         return None
     try:
         return (datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=time // 1000)).isoformat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,7 @@ from desync.evidence.frames import call_site
 from desync.evidence.logs.facts import Facts, Status, Timeout
 from desync.evidence.logs.failures import Failures, failures
 from desync.evidence.logs.patterns import OWN_XIDS
-from desync.evidence.logs.ranks import DEFAULT, Ranks, group_name, resolve
+from desync.evidence.logs.ranks import DEFAULT, Ranks, group_name, resolve, wrappers_group
 from desync.evidence.logs.speakers import Speaker
 from desync.evidence.logs.statements import statements
 from desync.model import Call, CallSite, Claim, Exit, Group, Kind, Mark, OperationTable, Tensors, Trace
@@ -115,7 +116,7 @@ def _add_timeouts(drafts: dict[int, _Draft], facts: Facts, ranks: Ranks) -> None
         statuses[(each.speaker, each.work)].append(each)
     usual = sorted(timeout.seq for timeout in facts.timeouts)[len(facts.timeouts) // 2] if facts.timeouts else 0
     for index, timeout in enumerate(facts.timeouts):
-        rank = ranks.of(timeout.speaker, timeout.group_rank)
+        rank = ranks.of_tagged(timeout.speaker, timeout.tag, timeout.group_rank)
         if rank is None:
             continue
         queue = statuses[(timeout.speaker, timeout.seq)][:MAX_AHEAD]
@@ -167,7 +168,7 @@ def _add_dump_signals(drafts: dict[int, _Draft], facts: Facts, ranks: Ranks) -> 
     """The default group's counters, of ranks whose own time-out does not already tell them."""
     stuck = [row.seq for draft in drafts.values() for row in draft.rows if row.group == DEFAULT and row.completed < 0]
     for dump in facts.dumps:
-        rank = ranks.of(dump.speaker, dump.tag.rank if dump.tag is not None else None)
+        rank = ranks.of_tagged(dump.speaker, dump.tag, dump.tag.rank if dump.tag is not None else None)
         if rank is None or dump.enqueued < 1:
             continue
         draft = _draft(drafts, rank)
@@ -211,7 +212,7 @@ def _add_fingerprints(drafts: dict[int, _Draft], facts: Facts, ranks: Ranks) -> 
         rank = ranks.of(each.speaker, each.group_rank)
         if rank is None:
             continue
-        group = DEFAULT if rank == each.group_rank else f"group with rank {rank - each.group_rank} first"
+        group = wrappers_group(rank, each.group_rank)
         draft = _draft(drafts, rank)
         time = each.time or each.order
         op = public(each.op)
@@ -272,6 +273,8 @@ def _add_ends(drafts: dict[int, _Draft], ends: Failures) -> None:
     for rank, mark in ends.marks:
         _draft(drafts, rank).marks.append(mark)
     for rank, exit_, node, pid in ends.exits:
+        if exit_.code == -signal.SIGTERM and rank not in drafts:
+            continue  # the launcher ended it, and it has left no word: it is as unknown as if there were no summary
         draft = _draft(drafts, rank)
         draft.exit, draft.node, draft.pid = exit_, node, pid
 

@@ -234,6 +234,8 @@ class Facts:
     """A progress bar that went on after the first time-out."""
     exit_aborted: bool = False
     """Processes were aborted in their exit ("terminate called without an active exception"), after the work was done."""
+    cancelled: str = ""
+    """The scheduler's words with which it ended the job."""
     sizes_differ: str = ""
     """gloo's words about a buffer that is too small for what came."""
     survived: int = 0

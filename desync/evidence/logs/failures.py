@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from desync.evidence.logs import patterns as p
 from desync.evidence.logs.facts import Ended, Facts, Traceback
 from desync.evidence.logs.ranks import Ranks
+from desync.evidence.logs.store import NO_LISTENER
 from desync.evidence.logs.victims import is_no_error, is_victim
 from desync.model import CallSite, Exit, Failure, Mark, MarkKind
 
@@ -22,6 +23,7 @@ TOLD_OTHERWISE = (
     "appears not to match sizes",
     "op.preamble.length <= op.nbytes",
     p.REFUSED,
+    NO_LISTENER,
 )
 """Errors that say something about other ranks: that is a claim or an operation, and no failure of who prints it."""
 
@@ -136,7 +138,7 @@ def _add_aborted(found: Failures, facts: Facts, ranks: Ranks) -> None:
     """Ranks whose watchdog ended them: the error that it printed is what they raised."""
     seen = {rank for rank, _ in found.marks}
     for timeout in facts.timeouts:
-        rank = ranks.of(timeout.speaker, timeout.group_rank)
+        rank = ranks.of_tagged(timeout.speaker, timeout.tag, timeout.group_rank)
         if rank is not None and rank not in seen:
             seen.add(rank)
             found.victims.add(rank)

@@ -25,7 +25,7 @@ ANCHORS: tuple[bytes, ...] = (
     b"ut of memory",
     b"Killed process ",
     b"oom_kill event",
-    b"srun: error: ",
+    b": error: ",  # of srun and slurmstepd
     b"NVRM: Xid (PCI:",
     b" exited on signal ",
     b"Setting OMP_NUM_THREADS",

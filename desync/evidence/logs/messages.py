@@ -375,6 +375,15 @@ _SIGNALS = {
 }
 
 
+def cancelled(line: Line, facts: Facts) -> bool:
+    """The scheduler ended the job; each of its nodes says so, and the first is enough."""
+    found = p.CANCELLED.search(line.text)
+    if found is None:
+        return False
+    facts.cancelled = facts.cancelled or found[1][:MAX_TEXT]
+    return True
+
+
 def mpirun(line: Line, facts: Facts) -> bool:
     """mpirun says which rank ended first."""
     found = p.MPIRUN_END.search(line.text)
@@ -428,6 +437,7 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("oom-kill", _trouble("kernel", p.KERNEL)),
     ("oom_kill", _trouble("oom_events", p.OOM_EVENTS)),
     ("NVRM: Xid", gpu_fault),
+    ("CANCELLED AT ", cancelled),
     ("srun: ", srun),
     ("exited on signal", mpirun),
     ("emory", out_of_memory),

@@ -94,7 +94,7 @@ LAUNCH = "Setting OMP_NUM_THREADS"
 LAUNCHER = (LAUNCH, "distributed/elastic", "distributed.elastic")
 SUMMARY_ROOT = "Root Cause (first observed failure):"
 SUMMARY_OTHERS = re.compile(r"^\s*Failures:\s*$")
-SUMMARY_LINE = re.compile(r"^\s{1,8}(time|host|rank|exitcode)\s{0,12}: (.{1,300})$")
+SUMMARY_LINE = re.compile(r"^\s{1,8}(time|host|rank|exitcode|traceback)\s{0,12}: (.{1,300})$")
 SUMMARY_RANK = re.compile(r"(\d{1,7}) \(local_rank: (\d{1,6})\)")
 SUMMARY_CODE = re.compile(r"(-?\d{1,5}) \(pid: (\d{1,9})\)")
 
@@ -136,6 +136,10 @@ KERNEL_HEAD = re.compile(r"^\s*$|(?:([\w.-]{1,100}) )?\bkernel: (?:\[[ \d.]{3,20
 """What stands in front of a line of the kernel's: nothing, the journal's head (with the host), or dmesg's time."""
 OWN_XIDS = frozenset({13, 31, 43, 45})
 """Codes that a program's own mistake, or its end, brings about as a rule: NVIDIA's table names the application first."""
+CANCELLED = re.compile(
+    r"error: (\*\*\* (?:STEP|JOB) \S{1,60} ON \S{1,300} CANCELLED AT \S{1,40}(?: DUE [Tt][Oo] [\w ,.-]{1,100})? ?\*\*\*)"
+)
+"""Slurm's words at the end of a job that it, or somebody with scancel, has ended."""
 OOM_EVENTS = re.compile(r"Detected (\d{1,6}) oom_kill event")
 SRUN = re.compile(r"srun: error: ([\w.-]{1,100}): tasks? ([\d,-]{1,400}): (.{1,80})")
 SRUN_END = re.compile(r"(Segmentation fault|Aborted|Bus error|Floating point exception|Killed|Exited with exit code (\d{1,3}))")
@@ -151,6 +155,8 @@ STEPS = re.compile(r"\b(?:iteration|iter|step|epoch)\s{1,8}(\d{1,12})\s{0,4}/\s{
 DONE = re.compile(
     r"\btraining (?:is )?(?:complete|completed|finished|done)\b|\bfinished training\b|\bend of run\b|^\s*training time |"
     r"\btrain(?:ing)? (?:run )?ended\b|\bafter training is done\b|\ball done\b|\bjob (?:completed|finished)\b|"
+    r"`?\btrainer\.fit`? stopped: `?max_(?:epochs|steps)=\d{1,12}`? reached|"
+    r"['\"]?\btrain_runtime['\"]?\s{0,40}[:=]\s{0,10}\d[\d.:]{0,20}|"
     r"was not called before program exit|^wandb: .{0,10}(?:view run|synced|run summary)"
 )
 """With these (in small letters) a program says that its work is done.  They are looked for only at a log's end and before a
@@ -169,4 +175,7 @@ NO_EXCEPTION = "terminate called without an active exception"
 SIZES_DIFFER = re.compile(r"op\.preamble\.length <= op\.nbytes\. \d{1,20} vs \d{1,20}")
 JOINED = re.compile(r"Completed store-based barrier for key:\s?store_based_barrier_key:(\d{1,9})")
 NO_SERVER = re.compile(r"The client socket has timed out after .{1,100}")
-DONE_WORDS = ("complete", "finished", "done", "end of run", "training time", "ended", "before program exit", "wandb: ")
+DONE_WORDS = (
+    *("complete", "finished", "done", "end of run", "training time", "ended", "before program exit", "wandb: "),
+    *("stopped: ", "train_runtime"),  # Lightning's and Hugging Face's trainers
+)

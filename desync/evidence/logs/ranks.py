@@ -52,6 +52,15 @@ class Ranks:
             return speaker.local
         return group_rank
 
+    def of_tagged(self, speaker: Speaker, tag: GroupTag | None, group_rank: int | None) -> int | None:
+        """The rank of who says a line about a group: where nobody else says it, the group's rank, if its members are known."""
+        rank = self.of(speaker)
+        if rank is not None or group_rank is None:
+            return rank
+        if tag is None or group_name(tag, group_rank) == DEFAULT:
+            return group_rank
+        return self.member(group_name(tag, None), group_rank)
+
     def of_pid(self, pid: int | None, host: str | None = None) -> int | None:
         """The rank of a process."""
         if pid is None:
@@ -158,6 +167,11 @@ def group_name(tag: GroupTag | None, rank: int | None, group_rank: int | None = 
     return f"{tag.description or 'pg'} {tag.local if tag.local is not None else '?'}{offset}"
 
 
+def wrappers_group(rank: int, group_rank: int) -> str:
+    """A name for the group of a line of DETAIL's wrapper, which has only the rank there; groups are of neighbours mostly."""
+    return DEFAULT if rank == group_rank else f"group with rank {rank - group_rank} first"
+
+
 def _tags(facts: Facts) -> Iterable[tuple[Speaker, GroupTag]]:
     for status in facts.statuses:
         if status.tag is not None:
@@ -180,8 +194,11 @@ def _groups(facts: Facts, ranks: Ranks) -> tuple[dict[str, Group], frozenset[str
             places[name][tag.rank] = rank
             if tag.description is not None:
                 descriptions[name] = tag.description
+    for each in facts.fingerprints:
+        if (rank := ranks.of(each.speaker)) is not None and rank != each.group_rank:
+            places[wrappers_group(rank, each.group_rank)][each.group_rank] = rank
     silent: set[int | None] = set(range(ranks.world))
-    silent -= {ranks.of(each.speaker, each.group_rank) for each in facts.timeouts}
+    silent -= {ranks.of_tagged(each.speaker, each.tag, each.group_rank) for each in facts.timeouts}
     groups = {DEFAULT: Group(DEFAULT, tuple(range(ranks.world)), DEFAULT_DESCRIPTION, _backend(facts))}
     inferred = set()
     for name, known in places.items():

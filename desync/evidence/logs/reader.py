@@ -21,10 +21,12 @@ from desync.evidence.logs.speakers import (
     numbers_tasks,
     parse,
     task_number,
+    unglued,
     unwrapped,
 )
-from desync.evidence.logs.summary import Summary
+from desync.evidence.logs.summary import Summary, merge_repeated
 from desync.evidence.logs.tracebacks import Tracebacks
+from desync.evidence.logs.victims import is_victim
 from desync.model import Frame
 
 FOLLOW_CPP = 14
@@ -126,6 +128,8 @@ class _Reading:
         self._raised: list[tuple[Traceback, int]] = []
         """The newest tracebacks, and where each ends in the file."""
         self._settled = False
+        self._cancelled_at: int | None = None
+        """Where the scheduler's words end with which it ended the job, or a step of it."""
         self._taken_down = False
         """A process has said that it ends for its error: whatever comes after that, the job did not go on."""
         self._shape: tuple[re.Pattern[str] | None] | None = None
@@ -185,15 +189,21 @@ class _Reading:
             return
         in_front, text = bared(whole, self._line_shape())
         speaker, rest = self._numbered_speaker(in_front, *parse(text, self.base))
-        if "\\n" in rest:
+        if "\\n" in text:
             return  # somebody quotes a message
         self._count_tasks(speaker)
-        order = self.log.next_order()
-        for each in (self._passed_over, in_front, rest):
+        for each in (self._passed_over, in_front):
             self.clock.see(each)
         self._passed_over = ""
-        for each_line in self.drawn.plain(Line(speaker, rest, order, self.clock.now(order))):
-            self._understand(each_line)
+        for who, said in unglued(speaker, rest):
+            self._say(who, said)
+
+    def _say(self, speaker: Speaker, text: str) -> None:
+        """Take in what one process has written in a line."""
+        order = self.log.next_order()
+        self.clock.see(text)
+        for line in self.drawn.plain(Line(speaker, text, order, self.clock.now(order))):
+            self._understand(line)
         if self.drawn.waiting and self._waiting_since is None:
             self._waiting_since = self.scanner.place
         if self.drawn.took:
@@ -232,10 +242,14 @@ class _Reading:
     def _in_block(self, line: Line) -> bool:
         """Whether the line belongs to a traceback, a stack or torchelastic's summary that is being read."""
         facts = self.log.facts
+        before = len(facts.tracebacks)
         if self.summary.take(line, facts):
             self.scanner.follow = max(self.scanner.follow, FOLLOW_SUMMARY)
+            if self.summary.quoted is not None:
+                self.tracebacks.take(self.summary.quoted, facts)
+            if len(facts.tracebacks) > before:
+                merge_repeated(facts)
             return True
-        before = len(facts.tracebacks)
         if self.tracebacks.take(line, facts):
             if len(facts.tracebacks) > before:
                 self._raised = [*self._raised[1 - MAX_RAISED :], (facts.tracebacks[-1], self._place())]
@@ -263,11 +277,13 @@ class _Reading:
             self.log.new_run()
             self.log.facts.launched = True
             self._looked, self._known, self._taken_down = False, 0, False
-            self._settled, self._raised = False, []
+            self._settled, self._raised, self._cancelled_at = False, [], None
             self._timeout_of, self._counted = {}, 0
 
     def _after(self, line: Line) -> None:
         facts = self.log.facts
+        if "CANCELLED AT " in line.text and self._cancelled_at is None:
+            self._cancelled_at = self.scanner.place
         if len(facts.timeouts) == 1 and not self._settled:
             self._settled = True
             self._settle_tracebacks()
@@ -320,12 +336,16 @@ class _Reading:
         if (found := p.SIZES_DIFFER.search(text)) is not None:
             self.log.facts.sizes_differ = found[0]
 
-    def _went_on(self) -> bool:
+    def _went_on(self, least: int = LEAST_AFTER) -> bool:
         """Whether the job went on after the newest error in this file and says at its end that its work is done."""
-        text = plain(self.scanner.after(self._failed_at)) if self._failed_at is not None else ""
+        return not self._taken_down and self._failed_at is not None and self._done_after(self._failed_at, least)
+
+    def _done_after(self, place: int, least: int = 0) -> bool:
+        """Whether more than so many lines come after a place, and in them words of success that no crash is followed by."""
+        text = plain(self.scanner.after(place))
         lines = [line for line in text.splitlines()[-MAX_END_LINES:] if line.strip() and p.AFTERMATH.search(line[:200]) is None]
         firm = [line for line in lines if p.DONE_OF_ALL.search(line[:400].lower()) is None]
-        return not self._taken_down and len(lines) > LEAST_AFTER and _words_of_end(firm) is not None
+        return len(lines) > least and _words_of_end(firm) is not None
 
     def _look_for_end(self, text: str, order: int) -> None:
         words = _words_of_end([line for line in text.splitlines()[-MAX_END_LINES:] if line])
@@ -346,8 +366,10 @@ class _Reading:
             self._look_for_sizes(text)
         if facts.failed and not facts.ended and self._went_on():
             facts.forget(self.base.file)
-        if facts.finished is None and not facts.failed:
+        if facts.finished is None and (not facts.failed or (_only_others_failed(facts) and self._went_on(least=0))):
             self._look_for_end(text, self.log.next_order())
+        if self._cancelled_at is not None and self._done_after(self._cancelled_at):
+            facts.cancelled = ""  # it was a step beside the job's work
         bar = _last_bar(text)
         if (
             bar is not None
@@ -357,6 +379,16 @@ class _Reading:
             and bar[1] > self._bar[1] >= 0
         ):
             facts.moving = f"{bar[0]} {self._bar[1]}% when the others gave up, {bar[1]}% at the end of the log".strip()
+
+
+def _only_others_failed(facts: Facts) -> bool:
+    """Whether all that is told is exceptions of a connection that is none of torch's: those that programs catch and retry."""
+    return facts.failures == len(facts.tracebacks) and all(
+        is_victim(each.type, each.message)
+        and not each.type.rpartition(".")[2].startswith("Dist")
+        and not any("/torch/" in frame.file for frame in each.frames)
+        for each in facts.tracebacks
+    )
 
 
 def _takes_down(line: Line) -> bool:

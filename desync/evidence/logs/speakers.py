@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,13 @@ _CRI = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (stdout|stde
 _INNER_RANK = re.compile(r"\[rank(\d{1,6})\]:")
 _NCCL_HEAD = re.compile(r"([\w.-]{1,100}):(\d{1,9}):\d{1,9} \[(\d{1,3})\]")
 MAX_PREFIXES = 6
+_GLUED = re.compile(
+    r"(?:\[[A-Za-z_]{1,32}\d{1,6}\]:\s?){0,3}\[[EWIF](?:\d{3,4} [\d:.]{8,18} ?| )?[\w./-]{1,80}\.cpp:\d"
+    r"|\[rank\d{1,6}\]: (?:Traceback \(most|  File \")"
+)
+"""Where another message begins within a line: its writer came between the text and the line feed of the one before."""
+MAX_GLUED = 64
+"""Messages that are looked for in one line; the last one keeps the rest."""
 _BEGINNINGS = frozenset("[( 0123456789")
 
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
@@ -132,6 +140,21 @@ def parse(line: str, base: Speaker) -> tuple[Speaker, str]:
         else:
             break
     return _with_inner(speaker, rest)
+
+
+def unglued(speaker: Speaker, rest: str) -> list[tuple[Speaker, str]]:
+    """The messages in one line, each with who says it; nearly always that is one."""
+    if "[rank" not in rest and rest.count(".cpp:") < 2:
+        return [(speaker, rest)]
+    places = [found.start() for found in islice(_GLUED.finditer(rest, 1), MAX_GLUED - 1)]
+    pieces = [rest[start:stop] for start, stop in pairwise((0, *places, len(rest)))]
+    return [(speaker, pieces[0]), *(_speaks(speaker, piece) for piece in pieces[1:])]
+
+
+def _speaks(before: Speaker, piece: str) -> tuple[Speaker, str]:
+    """Who says a message that was glued to another's; without a rank of its own it is the same process, or nobody is known."""
+    other, text = parse(piece, replace(before, rank=None, local=None, pid=None))
+    return (other, text) if other.rank is not None or other.local is not None else (before, text)
 
 
 def _with_inner(speaker: Speaker, rest: str) -> tuple[Speaker, str]:

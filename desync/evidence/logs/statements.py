@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from desync.evidence.logs.facts import Barrier, Facts, Fingerprint, Joining, Tro
 from desync.evidence.logs.failures import SIGABRT, Failures
 from desync.evidence.logs.patterns import NO_EXCEPTION, SIZES_DIFFER
 from desync.evidence.logs.ranks import DEFAULT, Ranks, distance
+from desync.evidence.logs.store import no_listener, unique_id
 from desync.evidence.logs.structure import structure
 from desync.evidence.logs.victims import is_victim
 from desync.model import Claim, ClaimKind, Mark
@@ -26,11 +28,14 @@ def statements(facts: Facts, ranks: Ranks, ends: Failures) -> tuple[Claim, ...]:
         *_barriers(facts, ranks),
         *_present(facts, ranks, ends),
         *_rendezvous(facts, ranks),
+        *no_listener(facts, ranks),
+        *unique_id(facts, ranks, _failed_with_others(ends)),
         *_network(facts, ranks),
         *_kernel(facts, ranks),
         *_memory(facts, ranks),
         *_watchdog(facts, ranks),
         *_finished(facts),
+        *_cancelled(facts),
         *_moving(facts, ranks, ends),
         *_raised(facts, ranks, ends),
         *_mismatches(facts, ranks),
@@ -90,8 +95,8 @@ def _absent(barrier: Barrier, missing: tuple[int, ...], text: str) -> Claim:
 
 def _present(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
     """Ranks of which no time-out is printed and that waited all the same, as far as that can be told."""
-    spoken = {ranks.of(each.speaker, each.group_rank) for each in facts.timeouts}
-    if victims := tuple(sorted({rank for rank, mark in ends.marks if _stood_with_others(mark)} - spoken)):
+    spoken = {ranks.of_tagged(each.speaker, each.tag, each.group_rank) for each in facts.timeouts}
+    if victims := tuple(sorted(_failed_with_others(ends) - spoken)):
         yield Claim(ClaimKind.PRESENT, victims, "their own errors are those of ranks that were waiting for others")
     if not facts.timeouts:
         return
@@ -102,6 +107,11 @@ def _present(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
     if facts.repeated:
         silent = tuple(rank for rank in range(min(ranks.world, MAX_SILENT)) if rank not in spoken)
         yield Claim(ClaimKind.PRESENT, silent, f"Ray has folded {facts.repeated} lines of other ranks away")
+
+
+def _failed_with_others(ends: Failures) -> set[int]:
+    """Ranks that came to an operation or to the store, and failed there because of others."""
+    return {rank for rank, mark in ends.marks if _stood_with_others(mark)}
 
 
 def _stood_with_others(mark: Mark) -> bool:
@@ -161,6 +171,10 @@ def _kernel(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
             yield Claim(ClaimKind.KERNEL, (), each.text, time=each.time or each.order)
 
 
+_OF_RANK = re.compile(r".{0,60}?\brank[ :=]{0,2}(\d{1,6})\b.{0,20}?out of memory", re.IGNORECASE)
+"""A program's own words in front of a message that it prints."""
+
+
 def _memory(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
     """A message about memory without a traceback: it was caught, and the rank went on."""
     uncaught = [each for each in facts.tracebacks if not each.handled]
@@ -170,6 +184,8 @@ def _memory(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
         if each.kind != "out_of_memory" or each.order in raised or any(text and text in each.text for text in told):
             continue
         rank = ranks.of(each.speaker)
+        if rank is None and (said := _OF_RANK.match(each.text)) is not None and int(said[1]) < ranks.world:
+            rank = int(said[1])
         if rank is None and each.number is not None and ranks.single_node:
             rank = each.number
         if rank is not None:
@@ -200,11 +216,20 @@ def _finished(facts: Facts) -> Iterator[Claim]:
         yield Claim(ClaimKind.FINISHED, (), facts.finished_text, time=facts.finished)
 
 
+def _cancelled(facts: Facts) -> Iterator[Claim]:
+    if facts.cancelled:
+        yield Claim(ClaimKind.CANCELLED, (), facts.cancelled)
+
+
 def _moving(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
     """A progress bar has no rank; if all ranks but one have given up, it is that one's."""
     if not facts.moving:
         return
-    silent = set(range(ranks.world)) - {ranks.of(each.speaker, each.group_rank) for each in facts.timeouts} - ends.victims
+    silent = (
+        set(range(ranks.world))
+        - {ranks.of_tagged(each.speaker, each.tag, each.group_rank) for each in facts.timeouts}
+        - ends.victims
+    )
     if len(silent) == 1:
         yield Claim(ClaimKind.MOVING, tuple(silent), facts.moving)
 

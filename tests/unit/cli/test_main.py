@@ -122,7 +122,9 @@ sys.exit(cli.main(["doctor"]))
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_closed_standard_streams_change_neither_the_jobs_output_nor_its_status(closed: tuple[int, ...], tmp_path: Path) -> None:
-    job = "import os, sys; print('out'); print('err', file=sys.stderr); print(os.fstat(0)); sys.exit(5)"
+    # Each line in one write: where Python does not hold output back, a print is two, between which another stream's line can come.
+    say = "write = lambda number, text: os.write(number, f'{text}\\n'.encode())"
+    job = f"import os, sys; {say}; write(1, 'out'); write(2, 'err'); write(1, os.fstat(0)); sys.exit(5)"
     shell = "exec " + " ".join(f"{number}>&-" for number in closed) + '; exec "$@"'
     watch = [sys.executable, "-m", "desync", "watch", "--run-dir", str(tmp_path / "run"), "--", sys.executable, "-c", job]
     done = subprocess.run(

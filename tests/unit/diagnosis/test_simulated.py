@@ -49,6 +49,14 @@ def test_no_innocent_is_blamed(kind: str) -> None:
         assert any(outcome.verdict == "right" for outcome in outcomes)
 
 
+@pytest.mark.parametrize(("kind", "seed"), [("unsent", 990017695)])
+def test_nobody_who_was_blamed_once_is_blamed_again(kind: str, seed: int) -> None:
+    """A rank in a recv, whose newest collective all had made: that others do more between two of them is not its fault."""
+    outcome = play(seed, (kind,))
+    assert outcome is not None
+    assert outcome.verdict == "unsure", outcome
+
+
 @few
 @given(seed=seeds)
 def test_a_job_without_a_fault_gets_no_finding(seed: int) -> None:
