@@ -122,7 +122,7 @@ sys.exit(cli.main(["doctor"]))
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_closed_standard_streams_change_neither_the_jobs_output_nor_its_status(closed: tuple[int, ...], tmp_path: Path) -> None:
-    # Each line in one write: where Python does not hold output back, a print is two, between which another stream's line can come.
+    # Each line in one write: where Python does not hold output back a print is two, and the other stream can come between.
     say = "write = lambda number, text: os.write(number, f'{text}\\n'.encode())"
     job = f"import os, sys; {say}; write(1, 'out'); write(2, 'err'); write(1, os.fstat(0)); sys.exit(5)"
     shell = "exec " + " ".join(f"{number}>&-" for number in closed) + '; exec "$@"'
