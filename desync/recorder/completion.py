@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
 
@@ -91,7 +92,8 @@ class _Handles:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._kept: dict[int, tuple[Any, int]] = {}
+        self._kept: dict[int, tuple[Any, int, int]] = {}
+        """Handle, serial number and thread, by the handle's id."""
         self._wrap_wait()
 
     @classmethod
@@ -103,16 +105,19 @@ class _Handles:
     def keep(self, work: Any, serial: int) -> None:
         self._let_go_of_one()
         # While the handle is kept, torch gives the same Python object for it everywhere, so that its id finds it again.
-        self._kept[id(work)] = (work, serial)
+        self._kept[id(work)] = (work, serial, get_ident())
 
     def _let_go_of_one(self) -> None:
-        """Look at the oldest handle: drop it if nobody else holds it (or there are too many), else let it go last."""
+        """Look at the oldest handle: drop it if nobody else holds it (or there are too many), else let it go last.
+
+        One of another thread may be on its way to whoever called: then nobody holds it yet.
+        """
         oldest = next(iter(self._kept), None)
         entry = self._kept.pop(oldest, None) if oldest is not None else None
         if oldest is None or entry is None:
             return  # there is none, or another thread has just waited on it
-        work, serial = entry
-        if len(self._kept) >= MAX_HANDLES or sys.getrefcount(work) <= OWN_REFERENCES:
+        work, serial, thread = entry
+        if len(self._kept) >= MAX_HANDLES or (thread == get_ident() and sys.getrefcount(work) <= OWN_REFERENCES):
             self._session.writer.completion_unknown(serial)
         else:
             self._kept[oldest] = entry
