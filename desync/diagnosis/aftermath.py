@@ -197,6 +197,8 @@ def _stand_together(found: Standstill, by_place: Mapping[Place, set[int]]) -> li
         return []
     where = first_of(found, by_place)
     ranks = by_place[where]
+    if (differing := _differing(found, where, ranks)) is not None:
+        return [differing]
     operation = found.heads[min(ranks)].operation
     return [
         Finding(
@@ -210,6 +212,32 @@ def _stand_together(found: Standstill, by_place: Mapping[Place, set[int]]) -> li
             divergence=divergence_at(found, where),
         )
     ]
+
+
+def _differing(found: Standstill, where: Place, ranks: set[int]) -> Finding | None:
+    """The finding where ranks stand at one number in different operations; one that has passed it hides that elsewhere."""
+    by_op: dict[str, list[int]] = {}
+    for rank in sorted(ranks):
+        op = found.heads[rank].operation.call.op
+        if op != "unrecorded":
+            by_op.setdefault(op, []).append(rank)
+    if len(by_op) < 2:
+        return None
+    most, *others = sorted(by_op.values(), key=lambda same: -len(same))
+    odd = sorted(rank for same in others for rank in same)
+    culprits = tuple(odd) if len(most) > len(odd) else ()
+    said = [f"{named(same)} {verb(same, 'is', 'are')} in {called(found.heads[same[0]].operation)}" for same in (odd, most)]
+    return Finding(
+        status=Status.HANG,
+        cause=Cause.RANK_ONLY_COLLECTIVE,
+        certainty=Certainty.POSSIBLE,
+        culprit_ranks=culprits,
+        summary=f"{capital(said[0])}, while {said[1]}: they called different things.",
+        advice=advice(Cause.RANK_ONLY_COLLECTIVE),
+        evidence=tuple(head_of(found, rank) for rank in (*odd, *most)[:16]),
+        time=time_at(found, where),
+        divergence=divergence_at(found, where),
+    )
 
 
 def _elsewhere(found: Standstill) -> list[Finding]:

@@ -175,10 +175,12 @@ def is_communication_error(failure: Failure) -> bool:
     """
     text = failure.message
     if failure.type.rpartition(".")[2] in _COMMUNICATION_TYPES:
-        return "unhandled cuda error" not in text.lower()
+        return "unhandled cuda error" not in text.lower() and not any(words in text for words in _MISUSE)
     return any(words in text for words in _COMMUNICATION_WORDS)
 
 
+_MISUSE = ("ncclInvalidUsage", "ncclInvalidArgument")
+"""NCCL refuses what its caller asks for (two ranks on one GPU): that is the program's doing."""
 _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
 _COMMUNICATION_WORDS = (
     "Connection closed by peer",

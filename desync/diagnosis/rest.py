@@ -11,7 +11,7 @@ from desync.diagnosis.endings import INTERRUPTED, Ending, Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.frontier import Parting, divergence, together
 from desync.diagnosis.suspect import Explanation
-from desync.diagnosis.words import called, counted, named, place, verb
+from desync.diagnosis.words import called, closed, counted, named, place, verb
 from desync.model import Cause, Certainty, Evidence, Finding, Operation, Status
 
 MAX_LIKEWISE = 8
@@ -46,7 +46,7 @@ def _ended(same: list[tuple[Ending, Explanation]]) -> Finding:
         cause=explanation.cause,
         certainty=explanation.certainty,
         culprit_ranks=culprits if explanation.blames else (),
-        summary=f"{who[0].upper()}{who[1:]} {explanation.what}.",
+        summary=closed(f"{who[0].upper()}{who[1:]} {explanation.what}"),
         advice=explanation.advice or advice(explanation.cause),
         evidence=tuple(dict.fromkeys(line for _, each in same for line in each.evidence)),
         time=min((ending.time for ending, _ in same if ending.time is not None), default=None),

@@ -90,7 +90,7 @@ def raised(failure: Failure) -> str:
 
 def closed(text: str) -> str:
     """A text that ends a sentence, with the full stop that it may have already."""
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def seconds(nanoseconds: int) -> str:

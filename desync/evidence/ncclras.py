@@ -106,11 +106,22 @@ def combine(answers: Sequence[Answer]) -> RasEvidence:
     notes = ["ncclras counts operations by kind: it gives no order, no sequence number and no p2p"]
     if len(ordered) == 1:
         notes.append("there is one answer of ncclras only: a small lag can be normal; ask again some seconds later")
+    else:
+        notes.append(_movement(ordered[0], newest))
     traces = {rank: Trace(rank, pid=pid or None, node=host or None) for (host, pid), rank in ranks.items()}
     if not ranks:
         notes.append("no communicator of ncclras holds all processes: it numbers ranks of groups, and none of the job")
     world = len(_processes(newest))
     return RasEvidence(tuple(traces[rank] for rank in sorted(traces)), tuple(claims), world or None, tuple(notes))
+
+
+def _movement(first: Answer, last: Answer) -> str:
+    """Whether anybody has finished anything between two answers."""
+    between = f"between the answers of {first.time or 'the first moment'} and {last.time or 'the last'}"
+    common = first.communicators.keys() & last.communicators.keys()
+    if any(first.communicators[each] != last.communicators[each] for each in common):
+        return f"counts moved on {between}: the job was running"
+    return f"no count has moved {between}: nothing was finished meanwhile"
 
 
 _Process = tuple[str, int]

@@ -7,6 +7,7 @@ folder that leads back into itself, a pipe, a device, a file without end are ski
 from __future__ import annotations
 
 import bz2
+import codecs
 import enum
 import glob
 import gzip
@@ -218,6 +219,9 @@ class _Finder:
                 self._add(name, content, head, None, float(member.mtime))
 
     def _add(self, name: str, opener: Callable[[], BinaryIO], head: bytes, path: Path | None, modified: float) -> None:
+        if head[:2] in _UTF16:
+            opener, path = _recoded(opener), None
+            head = head[: len(head) // 2 * 2].decode("utf-16", "replace").encode("utf-8", "replace")
         kind = recognise(head)
         if kind is None:
             zipped = "it is a zip archive; unpack it first"
@@ -232,6 +236,45 @@ def _plain(path: Path) -> Callable[[], BinaryIO]:
         return open(handle, "rb")
 
     return opened
+
+
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""What PowerShell puts in front of what is redirected into a file."""
+
+
+def _recoded(opener: Callable[[], BinaryIO]) -> Callable[[], BinaryIO]:
+    """The same text in UTF-8, which everything here reads."""
+    return lambda: cast("BinaryIO", io.BufferedReader(_Recoded(opener()), 1 << 16))
+
+
+class _Recoded(io.RawIOBase):
+    """A stream of UTF-16 as UTF-8; what is no character becomes a replacement."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        self._ready = b""
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer from the next characters."""
+        while not self._ready:
+            data = self._stream.read(1 << 16)
+            self._ready = self._decoder.decode(data, final=not data).encode("utf-8", "replace")
+            if not data:
+                break
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def close(self) -> None:
+        """Close the stream below, too."""
+        if not self.closed:
+            self._stream.close()
+        super().close()
 
 
 def _unpacker(opener: Callable[[], BinaryIO], size: int) -> Callable[[], BinaryIO] | None:

@@ -251,7 +251,7 @@ def _add_gloo_waits(drafts: dict[int, _Draft], ends: Failures, world: int) -> No
         (rank, mark) for rank, mark in ends.marks if mark.failure is not None and GLOO_TIMEOUT.search(mark.failure.message)
     ]
     calls = Counter(_python_call(mark) for _, mark in waits)
-    guessed = len(calls) == 2 and len({rank for rank, _ in waits}) == world and min(calls.values()) == 1 < max(calls.values())
+    guessed = len(calls) == 2 and len({rank for rank, _ in waits}) == world and min(calls.values()) == 1
     if None in calls or not (len(calls) == 1 or guessed) or (guessed and not P2P.isdisjoint(calls)):
         return
     for rank, mark in waits:

@@ -30,6 +30,7 @@ ANCHORS: tuple[bytes, ...] = (
     b" exited on signal ",
     b"Setting OMP_NUM_THREADS",
     b"world_size",
+    b"world size",
 )
 """Short strings, one of which is in every line that :mod:`~desync.evidence.logs.patterns` understands (or in one shortly
 before it, for the lines of a block).  Each costs a pass over the file, so that there are few; a longer one is found faster."""

@@ -406,6 +406,7 @@ def world(line: Line, facts: Facts) -> bool:
 
 MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("world_size", world),
+    ("world size", world),
     ("collective operation timeout", timeout),
     ("ork", status),
     ("dump signal due to", dump_signal),

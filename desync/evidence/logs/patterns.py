@@ -146,7 +146,7 @@ SRUN_END = re.compile(r"(Segmentation fault|Aborted|Bus error|Floating point exc
 MPIRUN_END = re.compile(r"process rank (\d{1,7}) with PID (\d{1,9}) on node ([\w.-]{1,100}) exited on signal (\d{1,3})")
 OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP|XPU) out of memory|ran out of memory|OutOfMemoryError")
 GPU = re.compile(r"\(GPU (\d{1,4});|GPU (\d{1,4}) has a total capac")
-WORLD = re.compile(r"\bworld_size[=: ]{1,3}(\d{1,7})\b", re.IGNORECASE)
+WORLD = re.compile(r"\bworld[_ ]size[=: ]{1,3}(\d{1,7})\b", re.IGNORECASE)
 TORCH = re.compile(r"\btorch[=/: ]{1,2}(\d+\.\d+(?:\.\d+)?)")
 REPEATED = re.compile(r"\[repeated (\d{1,7})x across cluster\]")
 

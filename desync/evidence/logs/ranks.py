@@ -221,7 +221,7 @@ def _backend(facts: Facts) -> str | None:
 def _members(known: Mapping[int, int], world: int, silent: set[int | None]) -> tuple[tuple[int, ...], bool]:
     """Members of a group of which some are known: groups are laid out at regular distances, so gaps can be filled.
 
-    One silent rank just behind the last known member belongs to it, too, if nothing else is missing.
+    The only silent rank of the job belongs to it, too, if it stands just behind the last known member.
     """
     places = sorted(known)
     step = distance(known)
@@ -231,7 +231,7 @@ def _members(known: Mapping[int, int], world: int, silent: set[int | None]) -> t
     members = {place: first + place * step for place in range(places[-1] + 1)}
     guessed = len(members) > len(known)
     following = first + (places[-1] + 1) * step
-    if not guessed and following < world and following in silent and len(silent) <= 2:
+    if not guessed and following < world and silent == {following}:
         members[places[-1] + 1] = following
         guessed = True
     return tuple(members[place] for place in sorted(members)), guessed

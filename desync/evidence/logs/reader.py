@@ -45,11 +45,13 @@ MAX_PARTS = 64
 """Pieces of one line that a container's log has cut."""
 
 
+WORLD_WORDS = ("world_size", "world size")
+"""In the words of programs of every kind: worth a look, and no more."""
 WORDS = (
     *(p.TAKEN_DOWN, p.TERMINATED),
-    *dict.fromkeys(word for word, _ in MESSAGES if word != "world_size"),
+    *dict.fromkeys(word for word, _ in MESSAGES if word not in WORLD_WORDS),
     *("Traceback", "-- Process ", "first observed", "Failures:", "ChildFailed", "receive grad", "handling of the", "above exc"),
-    *("[repeated ", "orker group", p.LAUNCH, p.STACK_HEAD, "world_size"),
+    *("[repeated ", "orker group", p.LAUNCH, p.STACK_HEAD, *WORLD_WORDS),
 )
 """A line that has an anchor and none of these is passed over, unless it is wanted for the line before."""
 

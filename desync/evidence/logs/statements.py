@@ -12,6 +12,7 @@ from desync.evidence.logs.facts import Barrier, Facts, Fingerprint, Joining, Tro
 from desync.evidence.logs.failures import SIGABRT, Failures
 from desync.evidence.logs.patterns import NO_EXCEPTION, SIZES_DIFFER
 from desync.evidence.logs.ranks import DEFAULT, Ranks, distance
+from desync.evidence.logs.speakers import Speaker
 from desync.evidence.logs.store import no_listener, unique_id
 from desync.evidence.logs.structure import structure
 from desync.evidence.logs.victims import is_victim
@@ -234,11 +235,24 @@ def _moving(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
         yield Claim(ClaimKind.MOVING, tuple(silent), facts.moving)
 
 
+def _is_bare(speaker: Speaker) -> bool:
+    """Whether nothing at all is said of who speaks: a number that is no rank may contradict a guess."""
+    return (speaker.local, speaker.task, speaker.file_number) == (None, None, None)
+
+
+def _only_silent(facts: Facts, ranks: Ranks, ends: Failures) -> set[int]:
+    """The one rank that has neither timed out nor failed where all others have; empty if that tells nobody apart."""
+    spoken = {ranks.of_tagged(each.speaker, each.tag, each.group_rank) for each in facts.timeouts}
+    silent = set(range(min(ranks.world, MAX_SILENT))) - spoken - {rank for rank, _ in ends.marks} - ends.victims
+    return silent if len(silent) == 1 and facts.timeouts else set()
+
+
 def _raised(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
-    """An exception of its own whose rank no line tells; the first that the launcher saw is a guess."""
+    """An exception of its own whose rank no line tells: a guess is the first that the launcher saw, or the only silent rank."""
     own = [each for each in ends.anonymous if not is_victim(each.type, each.message)]
     roots = {each.rank for each in facts.ended if each.root and each.rank is not None and each.code > 0}
-    guess = tuple(roots) if len(own) == 1 == len(roots) else ()
+    suspects = roots or (_only_silent(facts, ranks, ends) if all(_is_bare(each.speaker) for each in own) else set())
+    guess = tuple(suspects) if len(own) == 1 == len(suspects) else ()
     for each in own[:MAX_QUOTED]:
         text = f"{each.type}: {each.message}".splitlines()[0][:300]
         yield Claim(ClaimKind.RAISED, guess, text, time=each.time or each.order)

@@ -28,8 +28,13 @@ def is_no_error(kind: str, message: str) -> bool:
     return kind == "SystemExit" and message.strip() in ("", "0", "None")
 
 
+def is_misuse(message: str) -> bool:
+    """Whether NCCL refuses what its caller asks for: no peer and no network is at fault then."""
+    return "ncclInvalidUsage" in message or "ncclInvalidArgument" in message
+
+
 def is_victim(kind: str, message: str) -> bool:
     """Whether an exception says that a peer, the network or a time-out was at fault, or whoever pressed Ctrl-C."""
-    if any(device in message.lower() for device in ("cuda error", "hip error")):
+    if any(device in message.lower() for device in ("cuda error", "hip error")) or is_misuse(message):
         return False
     return kind.rpartition(".")[2] in _TYPES or any(word in message for word in _WORDS)

@@ -14,7 +14,7 @@ from desync.evidence.logs.facts import Facts, Timeout
 from desync.evidence.logs.speakers import Speaker
 from desync.evidence.mixture import gather
 from desync.evidence.sources import find
-from desync.model import Cause, Diagnosis, Finding, Status
+from desync.model import Cause, Certainty, Diagnosis, Finding, Status
 
 from .log_samples import Stuck, timeout_lines
 
@@ -96,10 +96,12 @@ def test_files_of_nodes_of_old_torch_leave_the_rank_to_the_message(tmp_path: Pat
     assert diagnosed(tmp_path, **old).findings[0].culprit_ranks == (3,)
 
 
-def test_files_counted_from_one_name_no_rank(tmp_path: Path) -> None:
+def test_files_counted_from_one_name_no_rank_but_the_only_silent_one_may_be_it(tmp_path: Path) -> None:
     waits = {f"train.{rank + 1}": [*HEAD, *timed_out(rank, version="2.0")] for rank in (0, 1, 3)}
-    found = diagnosed(tmp_path, **waits, **{"train.3": [*HEAD, *RAISED]})
-    assert found.findings[0].culprit_ranks == ()
+    finding = diagnosed(tmp_path, **waits, **{"train.3": [*HEAD, *RAISED]}).findings[0]
+    assert (finding.certainty, finding.culprit_ranks) == (Certainty.POSSIBLE, (2,))
+    (tmp_path / "train.4.log").unlink()  # then two are silent
+    assert interpret(gather(find([str(tmp_path)]))).findings[0].culprit_ranks == ()
 
 
 def test_as_many_files_as_ranks_are_the_ranks(tmp_path: Path) -> None:

@@ -122,3 +122,62 @@ def test_a_restart_after_which_the_job_ended_well_makes_it_well(end: list[str], 
     assert diagnosis.status is status
     assert notes
     assert all(finding.culprit_ranks == (0,) for finding in diagnosis.findings)
+
+
+def test_a_group_lacks_nobody_because_two_ranks_are_silent() -> None:
+    """Two of four wait in a group of their own; the others need not belong to it."""
+    group = {"guid": "7", "local": 1, "description": "pair"}
+    stuck = [Stuck(rank, 1, group_rank=rank - 1, **group) for rank in (1, 2)]  # type: ignore[arg-type]  # a mapping of mixed types
+    finding = only(made.log([(each.rank, timeout_lines("2.6", each)) for each in stuck], world=4))
+    assert finding.culprit_ranks == ()
+
+
+def test_a_traceback_without_a_rank_is_possibly_that_of_the_only_silent_one() -> None:
+    text = made.log([(rank, timeout_lines("2.6", Stuck(rank, 100))) for rank in (0, 1, 3)], world=4)
+    finding = only("\n".join([*traceback(None, "ValueError: bad batch"), text]))
+    assert (finding.cause, finding.certainty, finding.culprit_ranks) == (Cause.EXCEPTION, Certainty.POSSIBLE, (2,))
+
+
+def test_the_size_of_the_job_is_read_in_two_words_too() -> None:
+    text = made.log([(rank, timeout_lines("2.6", Stuck(rank, 100))) for rank in range(4)])
+    assert only("\n".join(["Process rank: 0, world size: 8, device: cuda:0", text])).cause is not Cause.COMMUNICATION_STALLED
+    assert only(text).cause is Cause.COMMUNICATION_STALLED
+
+
+def gloo_timeout(rank: int, function: str, line: int) -> list[str]:
+    head = f"[rank{rank}]: "
+    return [
+        f"{head}Traceback (most recent call last):",
+        f'{head}  File "/job/train.py", line {line}, in main',
+        f'{head}  File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3801, in {function}',
+        f"{head}RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation",
+    ]
+
+
+def test_two_ranks_that_time_out_in_different_calls_are_shown_with_both() -> None:
+    finding = only("\n".join(["world_size=2", *gloo_timeout(0, "all_reduce", 88), *gloo_timeout(1, "barrier", 95)]))
+    assert (finding.status, finding.culprit_ranks) == (Status.HANG, ())
+    assert "train.py:88" in finding.summary
+    assert "train.py:95" in finding.summary
+
+
+def test_what_nccl_refuses_is_the_programs_doing() -> None:
+    error = (
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, invalid usage\nncclInvalidUsage: This"
+    )
+    lines = [line for rank in range(2) for line in traceback(rank, error.split("\n")[0])]
+    lines = [
+        part
+        for line in lines
+        for part in ((line, "[rank0]: ncclInvalidUsage: This usually") if "invalid usage" in line else (line,))
+    ]
+    finding = only("\n".join(["world_size=2", *lines]))
+    assert finding.cause is Cause.EXCEPTION
+
+
+def test_ranks_that_stand_at_one_number_in_different_operations_do_not_agree() -> None:
+    """Rank 0 has passed #100 already: that hides that the others called different things there."""
+    stuck = [Stuck(0, 102), Stuck(1, 100), Stuck(2, 100, op="BROADCAST"), Stuck(3, 100, op="BROADCAST")]
+    finding = only(made.log([(each.rank, timeout_lines("2.6", each)) for each in stuck], world=4))
+    assert finding.cause is not Cause.COMMUNICATION_STALLED
+    assert finding.culprit_ranks in ((1,), ())

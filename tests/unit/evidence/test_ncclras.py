@@ -90,3 +90,10 @@ def test_without_a_communicator_of_all_the_process_is_named_and_no_rank() -> Non
     (finding,) = findings(*(answer(time, *replicas(2), *pairs) for time in ("1", "2")))
     assert finding.culprit_ranks == ()
     assert "process 102 on 10.0.0.1" in finding.summary
+
+
+@pytest.mark.parametrize(("more", "words"), [(0, "no count has moved"), (5, "counts moved on")])
+def test_two_answers_say_whether_anything_was_finished_between_them(more: int, words: str) -> None:
+    ahead = dict.fromkeys(range(4), -more)
+    answers = [*parse(answer("10:00", world({}))), *parse(answer("10:01", world(ahead)))]
+    assert any(words in note and "10:00 and 10:01" in note for note in combine(answers).notes)

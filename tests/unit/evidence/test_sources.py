@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -168,3 +169,14 @@ def test_what_cannot_be_read_in_place_is_said_with_what_to_do(tmp_path: Path) ->
 )
 def test_pickles_that_are_text_are_told_from_logs(content: bytes, kind: Type) -> None:
     assert recognise(content) is kind
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_what_powershell_redirects_is_read_as_text(encoding: str, tmp_path: Path) -> None:
+    text = "[rank1]: ValueError: größer als 3\n" * 5000
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    (tmp_path / "job.log").write_bytes(mark + text.encode(encoding) + b"\x00")
+    (source,) = find([str(tmp_path)]).found
+    assert source.type is Type.LOG
+    with source.open() as stream:
+        assert stream.read().decode().startswith(text)
