@@ -92,7 +92,7 @@ def test_the_rank_of_a_box_is_the_culprit_at_its_own_line() -> None:
 
 
 def test_a_path_and_a_message_that_rich_has_broken_are_whole_again() -> None:
-    long = "/work/" + "very_long_directory/" * 5 + "train.py"
+    long = "/data/" + "very_long_directory/" * 5 + "train.py"
     rows = [f"{long}:28 in <module>"[start : start + 76] for start in (0, 76)]
     box = "\n".join([*BOX.splitlines()[:1], *(f"│ {row:76} │" for row in rows), *BOX.splitlines()[17:18], BROKEN])
     for text in (box, ranked(box)):
