@@ -63,6 +63,8 @@ def explain(paths: list[str]) -> Report:
     if only_a_run:
         evidence = replace(evidence, stacks=(*evidence.stacks, *left_stacks(sources.run_directories[0])))
     diagnosis = interpret(evidence)
+    if only_a_run and not diagnosis.findings:
+        evidence = replace(evidence, stacks=())  # where ranks were when a job that was well ended says nothing
     if not only_a_run:
         evidence = _with_advice(evidence, diagnosis)
     diverged = diagnosis.findings[0].time if diagnosis.findings else None

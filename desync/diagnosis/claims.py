@@ -20,6 +20,7 @@ from desync.model import (
     Finding,
     OperationState,
     Status,
+    as_it_stood,
 )
 
 _CIRCLES = frozenset({Cause.GROUP_ORDER_CYCLE, Cause.P2P_MISMATCH, Cause.GROUP_CREATION})
@@ -36,6 +37,10 @@ _CHANGES = {
 def interpret(evidence: Evidence) -> Diagnosis:
     """The findings for a job of which only dumps, logs and the like are left."""
     base = diagnose(evidence)
+    stood = as_it_stood(evidence)
+    if stood is not evidence and not _stood_long(base, stood):
+        return base  # what the remains show besides is the end itself
+    evidence = stood
     found = [
         _weighed(_decided(_hung(finding, evidence), evidence), evidence) for finding in base.findings if not _left_open(finding)
     ]
@@ -48,6 +53,13 @@ def interpret(evidence: Evidence) -> Diagnosis:
         found = [replace(finding, certainty=Certainty.POSSIBLE) for finding in found]
     status = found[0].status if found else _without_findings(evidence, base.status)
     return replace(base, findings=tuple(found), status=status, awaiting={} if found else base.awaiting)
+
+
+def _stood_long(base: Diagnosis, stood: Evidence) -> bool:
+    """Whether ranks had waited for longer than the user grants when the job was told to end, and it is not known why."""
+    told, patience = stood.observed_at, stood.hang_after_ns
+    unknown = [finding for finding in base.findings if finding.status is Status.UNKNOWN and finding.time is not None]
+    return told is not None and any(told - (finding.time or told) >= patience for finding in unknown)
 
 
 def _misnamed(evidence: Evidence) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 
 from desync.diagnosis import races, standing, teardown
@@ -64,6 +65,8 @@ def _victims(victims: list[Ending]) -> Finding:
     errors = [f"{named([end.rank])}: {end.error.type}" for end in victims if end.error is not None]
     interrupted = all(end.error is not None and end.error.type == INTERRUPTED for end in victims)
     why = "failed because a peer or the network did; what began it"
+    if all(end.signal == signal.SIGTERM for end in victims):
+        why = f"{verb(ranks, 'was', 'were')} ended with SIGTERM; who sent it"
     if interrupted:
         why = f"{verb(ranks, 'was', 'were')} interrupted (Ctrl-C); what held the job up until then"
     return Finding(

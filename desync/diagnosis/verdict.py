@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from desync.diagnosis import ambiguity, chains, cycles, pairing, rest, silent, structure, teardown
+from desync.diagnosis import ambiguity, chains, cycles, interrupted, pairing, rest, silent, structure, teardown
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long, without_gradients
@@ -23,7 +23,20 @@ from desync.diagnosis.history import History
 from desync.diagnosis.progress import number_of
 from desync.diagnosis.suspect import Explanation, Suspect
 from desync.diagnosis.words import called, named, place, verb
-from desync.model import CallSite, Cause, Certainty, Diagnosis, Evidence, Finding, Kind, Operation, RankState, Status, Trace
+from desync.model import (
+    CallSite,
+    Cause,
+    Certainty,
+    Diagnosis,
+    Evidence,
+    Finding,
+    Kind,
+    Operation,
+    RankState,
+    Status,
+    Trace,
+    as_it_stood,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +49,20 @@ class Fault:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """The findings for a job at one moment: the same evidence always gives the same answer."""
-    board = lay_out(evidence)
-    case = Case(board, endings(evidence), tuple(all_partings(board)))
+    stood = as_it_stood(evidence)
+    board = lay_out(stood)
+    case = Case(board, endings(stood), tuple(all_partings(board)))
     findings, awaiting = case.explain()
     lingering = teardown.lingering(board, case.ends, case.partings) if not findings and not awaiting else ()
     findings += teardown.hanging(board, case.ends, lingering)
+    if stood is not evidence:
+        findings += interrupted.findings(board, case.partings, awaiting, evidence) if not findings else []
+        awaiting, lingering = {}, ()
     status = findings[0].status if findings else rest.status_without_finding(board, case.ends)
     return Diagnosis(
         findings=tuple(findings),
         status=status,
-        states={rank: case.state(rank) for rank in board.traces},
+        states=case.states(evidence.ended, case.ends if stood is evidence else endings(evidence)),
         notes=_notes(evidence, board),
         awaiting=awaiting,
         lingering=lingering,
@@ -69,15 +86,18 @@ class Case:
         calls = self.board.traces[rank].operations.calls
         return frozenset(call.site for call in calls if call.site is not None and call.kind is Kind.COLLECTIVE)
 
-    def state(self, rank: int) -> RankState:
-        """What a rank was doing when it was last seen."""
-        ending = self.ends.get(rank)
-        if ending is not None:
-            return _STATES[ending.manner]
-        trace = self.board.traces[rank]
-        if self.evidence.ended and trace.exit is None:
-            return RankState.UNKNOWN
-        return RankState.WAITING if any(rank in parting.pending for parting in self.partings) else RankState.RUNNING
+    def states(self, ended: bool, ends: Mapping[int, Ending]) -> dict[int, RankState]:
+        """How each rank has ended, or else what it was doing when it was last seen."""
+        waiting = {rank for parting in self.partings for rank in parting.pending}
+
+        def state(rank: int) -> RankState:
+            if rank in ends:
+                return _STATES[ends[rank].manner]
+            if ended:
+                return RankState.UNKNOWN
+            return RankState.WAITING if rank in waiting else RankState.RUNNING
+
+        return {rank: state(rank) for rank in self.board.traces}
 
     def explain(self) -> tuple[list[Finding], dict[int, tuple[int, ...]]]:
         """All findings, first one first, and the ranks that are awaited."""

@@ -34,6 +34,7 @@ class RunRecord:
     hang_after_ns: int
     ended: int | None = None
     exit_code: int | None = None
+    told_to_end: int | None = None
     exits: Mapping[int, Exit] = field(default_factory=dict)
     """By pid."""
     stacks: Mapping[int, tuple[RankStacks, ...]] = field(default_factory=dict)
@@ -43,7 +44,13 @@ class RunRecord:
     @property
     def job(self) -> Job:
         """The job as far as this record knows it."""
-        return Job(command=self.command, started=self.started, ended=self.ended, exit_code=self.exit_code)
+        return Job(
+            command=self.command,
+            started=self.started,
+            ended=self.ended,
+            exit_code=self.exit_code,
+            told_to_end=self.told_to_end,
+        )
 
 
 def save(record: RunRecord, run_directory: Path) -> None:
@@ -122,6 +129,7 @@ def _to_json(record: RunRecord) -> dict[str, Any]:
         "hang_after_ns": record.hang_after_ns,
         "ended": record.ended,
         "exit_code": record.exit_code,
+        "told_to_end": record.told_to_end,
         "exits": {str(pid): {"time": end.time, "code": end.code} for pid, end in record.exits.items()},
         "stacks": {str(attempt): [_stacks_to_json(one) for one in stacks] for attempt, stacks in record.stacks.items()},
         "notes": list(record.notes),
@@ -138,6 +146,7 @@ def _from_json(raw: Any) -> RunRecord:
         hang_after_ns=int(raw["hang_after_ns"]),
         ended=_time(raw["ended"]),
         exit_code=_time(raw["exit_code"]),
+        told_to_end=_time(raw.get("told_to_end")),
         exits={int(pid): Exit(time=_time(end["time"]), code=_time(end["code"])) for pid, end in raw["exits"].items()},
         stacks={int(attempt): tuple(map(_stacks_from_json, stacks)) for attempt, stacks in raw["stacks"].items()},
         notes=tuple(str(note) for note in raw["notes"]),

@@ -31,6 +31,7 @@ from desync.model.findings import (
     Divergence,
     Finding,
 )
+from desync.model.told import as_it_stood, without_failures
 from desync.model.traces import (
     DdpModule,
     Exit,
@@ -87,4 +88,6 @@ __all__ = [
     "Status",
     "Tensors",
     "Trace",
+    "as_it_stood",
+    "without_failures",
 ]

@@ -75,6 +75,8 @@ class Job:
     exit_code: int | None = None
     attempt: int = 0
     python: str | None = None
+    told_to_end: int | None = None
+    """When its user, its scheduler or desync told it to end, as far as its watcher saw that."""
 
 
 @dataclass(frozen=True, slots=True)

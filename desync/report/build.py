@@ -21,6 +21,7 @@ from desync.model import (
     RankState,
     Status,
     Trace,
+    without_failures,
 )
 from desync.report.ddp import build_ddp
 from desync.report.frames import bounded_frame, merge_stacks
@@ -60,7 +61,8 @@ def build_report(evidence: Evidence, diagnosis: Diagnosis, timing: Timing) -> Re
     findings = tuple(_finding(finding, evidence, states) for finding in diagnosis.findings[:MAX_FINDINGS])
     parted = next((finding for finding in diagnosis.findings if finding.divergence), None)
     divergence = parted.divergence if parted else None
-    waits = build_waits(evidence, divergence) if findings else ()
+    stood = without_failures(evidence)
+    waits = build_waits(stood, divergence) if findings else ()
     return Report(
         job=_job(evidence.job),
         verdict=_verdict_of(findings[0]) if findings else _without_findings(evidence, diagnosis),
@@ -70,7 +72,7 @@ def build_report(evidence: Evidence, diagnosis: Diagnosis, timing: Timing) -> Re
         stacks=merge_stacks(evidence.stacks),
         timing=TimingEntry(iso(timing.diverged_at), timing.detected_after_s, timing.stacks_after_s),
         notes=_notes(evidence, diagnosis),
-        window=build_window(evidence, divergence, waits, circle=_is_circle(parted)) if parted and divergence else None,
+        window=build_window(stood, divergence, waits, circle=_is_circle(parted)) if parted and divergence else None,
         waits=waits,
         lateness=build_lateness(evidence),
         ddp=build_ddp(evidence),
@@ -160,7 +162,7 @@ def _without_findings(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
             "The ranks' records do not show what went wrong.",
             "See the notes for what could not be seen; desync.mark() in the training loop shows more of each rank's way.",
         )
-    if evidence.ended and code not in (0, None):
+    if evidence.ended and code not in (0, None) and evidence.job.told_to_end is None:
         return _unknown(
             f"The job ended with status {code}, and no rank's record says why.",
             "Read the job's output; the fault may lie in the launcher, or before init_process_group.",
@@ -173,7 +175,7 @@ def _unknown(summary: str, advice: str) -> Verdict:
 
 
 def _healthy(evidence: Evidence) -> Verdict:
-    ended = evidence.ended and _all_seen_to_end(evidence)
+    ended = evidence.ended and _all_seen_to_end(evidence) and evidence.job.told_to_end is None
     certainty = Certainty.PROVEN if ended else Certainty.LIKELY
     return Verdict(Status.HEALTHY, Cause.NONE, certainty, (), _healthy_summary(evidence, ended), "")
 
@@ -199,6 +201,8 @@ def _healthy_summary(evidence: Evidence, all_ended: bool) -> str:
     if len(known) == 1:
         did = count(most, "operation")
     end = " and ended" if all_ended else "; the job ended" if evidence.ended else " so far"
+    if evidence.job.told_to_end is not None:
+        end = " until the job was told to end"
     return f"{who} went through {did}{end}."
 
 

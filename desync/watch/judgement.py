@@ -92,14 +92,11 @@ def _end_of(trace: Trace | None, waited: Operation) -> int | None:
     return operation.completed or operation.returned
 
 
-def joined(live: Diagnosis, final: Diagnosis, told_to_end: int | None = None) -> Diagnosis:
+def joined(live: Diagnosis, final: Diagnosis) -> Diagnosis:
     """The diagnosis at the end, led by what was reported while the job ran as far as it was not refuted.
 
-    What the end shows besides (ranks killed by their launcher, time-outs) follows from that.  Who was killed after the job was
-    told to end (epoch ns; None: it was not) is no finding.
+    What the end shows besides (ranks killed by their launcher, time-outs) follows from that.
     """
-    if told_to_end is not None:
-        final = replace(final, findings=tuple(each for each in final.findings if not _was_told(each, told_to_end)))
     last = [_found_again(known, final) for known in live.findings]
     if not last or (None not in last and last[0] is final.findings[0]):
         return final
@@ -112,11 +109,6 @@ def joined(live: Diagnosis, final: Diagnosis, told_to_end: int | None = None) ->
             kept.append(replace(finding, follows_from=root))
     notes = tuple(dict.fromkeys((*live.notes, *final.notes)))
     return replace(final, findings=tuple(kept), status=live.status, notes=notes)
-
-
-def _was_told(finding: Finding, told_to_end: int) -> bool:
-    """Whether ranks were killed because the job was told to end, by desync or by the user."""
-    return finding.cause is Cause.KILLED and (finding.time is None or finding.time >= told_to_end)
 
 
 def _found_again(known: Finding, final: Diagnosis) -> Finding | None:

@@ -216,8 +216,10 @@ class Session:
             self.record,
             ended=self.observer.job.ended,
             exit_code=code,
+            told_to_end=self.observer.job.told_to_end,
             exits=self.observer.exits(),
             stacks=self.watchdog.reported_stacks,
+            notes=self.watchdog.notes,
         )
         self._save()
         self.watchdog.reporter.close(report)

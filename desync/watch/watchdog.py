@@ -44,7 +44,6 @@ class Watchdog:
         self._closed: list[Outcome] = []
         self._notes: list[str] = []
         self._faults: set[int] = set()
-        self._told_to_end: int | None = None
         self._late: dict[tuple[tuple[int, ...], str, int], Finding] = {}
         """What was said of ranks that are late, by ranks, group and operation."""
 
@@ -236,10 +235,10 @@ class Watchdog:
         self._closed.append(Outcome(evidence, self._last(live, diagnosis), timing))
 
     def _last(self, live: Outcome | None, diagnosis: Diagnosis) -> Diagnosis:
-        return joined(live.diagnosis, diagnosis, self._told_to_end) if live else diagnosis
+        return joined(live.diagnosis, diagnosis) if live else diagnosis
 
     def _write(self, outcome: Outcome) -> Report:
-        return self.reporter.write(outcome.evidence, outcome.diagnosis, outcome.timing, tuple(self._notes))
+        return self.reporter.write(outcome.evidence, outcome.diagnosis, outcome.timing, self.notes)
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
@@ -247,8 +246,15 @@ class Watchdog:
 
     def told_to_end(self, why: str, since: int | None = None) -> None:
         """Say that the job is being ended from outside: who is killed from now (or ``since``) on is not at fault."""
-        self._told_to_end = self._told_to_end or since or time.time_ns()
+        job = self.observer.job
+        if job.told_to_end is None:
+            self.observer.job = replace(job, told_to_end=since or time.time_ns())
         self._note(why)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the report has to say of the run, so far."""
+        return tuple(self._notes)
 
     def add_note(self, text: str) -> None:
         """Something that the report has to say of the run."""

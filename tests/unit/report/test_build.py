@@ -13,11 +13,13 @@ from desync.model import (
     Divergence,
     Evidence,
     Exit,
+    Finding,
     Group,
     Kind,
     OperationState,
     RankState,
     Status,
+    without_failures,
 )
 from desync.report.build import build_report, iso
 from desync.report.model import Cell, CellState, LastOperation, Role, Timing
@@ -342,3 +344,28 @@ def test_who_was_well_is_said_as_people_count(ranks: int, words: str) -> None:
     evidence = Evidence(job(ranks, exit_code=0), tuple(trace(rank, steps(GRADIENTS, 3)) for rank in range(ranks)))
 
     assert build_report(evidence, diagnosis([], {}), Timing()).verdict.summary.startswith(words)
+
+
+def test_an_operation_that_failed_when_the_job_had_been_told_to_end_is_shown_as_it_stood() -> None:
+    failed = [*steps(GRADIENTS, 6), Step(GRADIENTS, 7, done=None, failed=True)]
+    traces = (trace(0, failed), trace(1, steps(GRADIENTS, 6)))
+    standing = {
+        0: samples.at(trace(0, steps(GRADIENTS, 6, pending=True)), 7, OperationState.WAITING),
+        1: AtDivergence(OperationState.ABSENT, None),
+    }
+    hang = Finding(Status.HANG, Cause.STALLED_RANK, Certainty.LIKELY, (1,), "Rank 1 did not come.", "")
+    hang = replace(hang, divergence=Divergence(Group("default_pg", (0, 1)), "collective", 7, "all_reduce", standing))
+    (at,) = {operation.completed for operation in traces[0].operations.rows(0) if operation.failed}
+    assert at is not None
+    for told, state in ((None, CellState.FAILED), (at, CellState.WAITING), (at + 1, CellState.FAILED)):
+        evidence = Evidence(replace(job(2), told_to_end=told), traces)
+        standing[0] = samples.at(without_failures(evidence).traces[0], 7, OperationState.WAITING)
+        window = build_report(evidence, Diagnosis((hang,), Status.HANG, {}), Timing()).window
+        assert window is not None
+        assert [row.cells[window.at].state for row in window.rows if row.cells[window.at]] == [state, CellState.ABSENT]
+
+
+def test_a_job_that_was_well_until_it_was_told_to_end() -> None:
+    verdict = _healthy(job=replace(job(4, exit_code=1), told_to_end=START)).report().verdict
+    assert (verdict.status, verdict.certainty) == (Status.HEALTHY, Certainty.LIKELY)
+    assert verdict.summary == "All 4 ranks went through the same 128 operations until the job was told to end."

@@ -150,12 +150,3 @@ def test_how_long_is_not_known_where_it_has_no_place_or_was_overwritten() -> Non
     assert HANG.divergence is not None
     late = replace(HANG, divergence=replace(HANG.divergence, time=100))
     assert lasted_ns(late, Evidence(Job(), (trace(0, 1, 1, dropped=50),))) is None
-
-
-def test_who_is_killed_after_the_job_was_told_to_end_is_no_finding() -> None:
-    killed = replace(finding(Status.CRASH, Cause.KILLED, (0,)), time=500)
-    for told, kept in ((None, True), (400, False), (500, False), (600, True)):
-        assert (joined(diagnosis(HANG), diagnosis(killed), told).findings[1:] != ()) is kept
-    assert joined(diagnosis(HANG), diagnosis(replace(killed, time=None)), 400).findings == (HANG,)
-    raised = finding(Status.CRASH, Cause.EXCEPTION, (0,))
-    assert len(joined(diagnosis(HANG), diagnosis(raised), 400).findings) == 2

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from desync.diagnosis import diagnose
+from desync.diagnosis.claims import interpret
 from desync.evidence.liveness import is_alive
 from desync.model import Status
 from desync.watch.leftover import load_run
@@ -118,6 +119,30 @@ def test_a_signal_is_handed_on_and_the_report_is_still_written(tmp_path: Path) -
     assert any("SIGINT" in note for note in report["notes"])
     assert report["stacks"]
     assert watched.ranks_alive() == 0, "ranks that outlive an interrupted launcher are ended"
+
+
+def newest_wait_s(run: Path) -> float:
+    """For how long rank 0 has been in its newest operation."""
+    trace = load_run(run).trace(0)
+    entered = trace.operations.entered[-1] if trace is not None and len(trace.operations) == 3 else time.time_ns()
+    return (time.time_ns() - entered) / 1e9
+
+
+def test_who_ends_a_job_before_its_time_reads_who_waited_for_whom(tmp_path: Path) -> None:
+    with watching(tmp_path, *play("late", "--hang-after", "600")) as watched:
+        watched.until(lambda: watched.ranks_alive() == 2 and newest_wait_s(tmp_path / "run") > 2.1, "wait")
+        os.kill(watched.process.pid, signal.SIGTERM)
+        assert watched.wait() == 128 + signal.SIGTERM
+    report = watched.report
+    assert (report["verdict"]["status"], report["verdict"]["culprit_ranks"]) == ("unknown", [])
+    assert "when the job was told to end, and rank 1 was not there yet" in report["verdict"]["summary"]
+    assert {rank["state"] for rank in report["ranks"]} == {"killed"}
+    assert any(frame["function"] == "wait_for_cue" for stack in report["stacks"] for frame in stack["frames"])
+    assert "when the job was told to end, and rank 1" in watched.text("err")
+    left = load_run(tmp_path / "run")
+    assert left.job.told_to_end is not None
+    assert "the watcher was sent SIGTERM and handed it on to the job" in left.notes
+    assert [each.summary for each in interpret(left).findings] == [report["verdict"]["summary"]]
 
 
 def test_a_killed_watcher_leaves_the_job_its_output_and_its_evidence(tmp_path: Path) -> None:
