@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from array import array
 from dataclasses import replace
 
@@ -10,12 +11,26 @@ from desync.model.traces import Trace
 from desync.model.words import MarkKind
 
 
+TOGETHER_NS = 500_000_000
+"""A scheduler sends its signal to all processes of a job; ranks may be gone before their watcher has taken its own."""
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def _told(evidence: Evidence) -> int | None:
+    told = evidence.job.told_to_end
+    if told is None:
+        return None
+    ends = (trace.exit for trace in evidence.traces if trace.exit is not None and trace.exit.signal in _ENDING)
+    together = (end.time for end in ends if end.time is not None and told - TOGETHER_NS <= end.time < told)
+    return min(together, default=told)
+
+
 def without_failures(evidence: Evidence) -> Evidence:
     """The evidence without failures of operations since the job was told to end: they are open, as they were then.
 
     A rank that is ended breaks the connections of its peers, and whether these get to notice it is a matter of milliseconds.
     """
-    told = evidence.job.told_to_end
+    told = _told(evidence)
     return evidence if told is None else replace(evidence, traces=tuple(_reopened(trace, told) for trace in evidence.traces))
 
 
@@ -24,7 +39,7 @@ def as_it_stood(evidence: Evidence) -> Evidence:
 
     While the job still runs it is so for as long as the user lets a rank stand: who does not end by then is judged as always.
     """
-    told, now = evidence.job.told_to_end, evidence.observed_at
+    told, now = _told(evidence), evidence.observed_at
     if told is None or not (evidence.ended or (now is not None and now - told < evidence.hang_after_ns)):
         return evidence
     before = without_failures(evidence)

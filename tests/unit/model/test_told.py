@@ -36,6 +36,16 @@ def test_ends_and_their_exceptions_are_as_of_then():
     assert (stood.ended, stood.observed_at) == (False, TOLD)
 
 
+def test_who_was_sent_the_signal_together_with_the_watcher_was_told_as_well():
+    first, second = left(3, -15, announced=False), left(2, -11, announced=False)
+    killed, crashed = trace(0, DONE, exit=first), trace(1, DONE, exit=second)
+    stood = as_it_stood(told(job(killed, crashed, ended=True), TOLD + 400 * MS))
+    assert stood.observed_at == TOLD
+    assert [each.exit for each in stood.traces] == [None, second]
+    stood = as_it_stood(told(job(killed, crashed, ended=True), TOLD + 501 * MS))
+    assert [each.exit for each in stood.traces] == [first, second]
+
+
 def test_nothing_changes_where_nobody_told():
     evidence = job(trace(0, [Op(failed=True)], exit=left(2, 1)), ended=True)
     assert as_it_stood(evidence) is evidence
