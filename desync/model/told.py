@@ -10,7 +10,6 @@ from desync.model.evidence import Evidence
 from desync.model.traces import Trace
 from desync.model.words import MarkKind
 
-
 TOGETHER_NS = 500_000_000
 """A scheduler sends its signal to all processes of a job; ranks may be gone before their watcher has taken its own."""
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
