@@ -102,6 +102,10 @@ FORGOTTEN = (
 )
 """Of sends and recvs on which nobody waited."""
 
+OTHER_TAGS = (
+    "Give a send and its recv the same tag; where tags are counted (steps, microbatches), let all ranks count the same things."
+)
+
 
 def advice(cause: Cause) -> str:
     """What to change."""

@@ -219,16 +219,16 @@ def forgotten(board: Board) -> list[Finding]:
 
 def _forgotten(board: Board, group: GroupBoard) -> Iterable[Finding]:
     for rank, lane in group.lanes.items():
-        if not len(lane.rows) or not _is_gloo(lane.trace, group.group.name):
+        if not len(lane.rows) or not is_gloo(lane.trace, group.group.name):
             continue
         waits = next((each for row in lane.rows if (each := lane.trace.operations.row(rank, row)).pending), None)
         other = next((each for each in group.lanes.values() if each.rank != rank), None)
         dropped = other.at(waits.seq) if other is not None and waits is not None else None
-        if waits is not None and dropped is not None and _let_go(dropped) and _long(board, waits, dropped):
+        if waits is not None and dropped is not None and _let_go(dropped) and has_waited_long(board, waits, dropped):
             yield _finding(group, waits, dropped)
 
 
-def _is_gloo(trace: Trace, name: str) -> bool:
+def is_gloo(trace: Trace, name: str) -> bool:
     """Whether all of a group's backends are gloo: of others, no completion is ever seen."""
     group = trace.groups.get(name)
     backend = group.backend if group is not None else None
@@ -239,7 +239,8 @@ def _let_go(operation: Operation) -> bool:
     return operation.returned is not None and operation.completed is None and not operation.call.completion_known
 
 
-def _long(board: Board, *operations: Operation) -> bool:
+def has_waited_long(board: Board, *operations: Operation) -> bool:
+    """Whether it has been for as long as the user grants that all of these were begun."""
     now = board.evidence.observed_at
     since = max(operation.entered or 0 for operation in operations)
     return now is not None and now - since >= board.evidence.hang_after_ns

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from desync.diagnosis import ambiguity, chains, cycles, interrupted, pairing, rest, silent, structure, teardown
+from desync.diagnosis import ambiguity, chains, cycles, interrupted, pairing, rest, silent, structure, tags, teardown
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long, without_gradients
@@ -113,7 +113,7 @@ class Case:
                 findings.append(ambiguity.both_readings(parting, self.status(parting, ())))
         findings += rest.other_ends(self.board, self.ends, explained)
         if not awaiting and not _stops(findings):
-            findings += pairing.forgotten(self.board)
+            findings += tags.findings(self.board) or pairing.forgotten(self.board)
         blamed = (finding.culprit_ranks for finding in findings if finding.status is not Status.MISMATCH)
         findings += self._cycles({*explained, *awaiting, *(rank for ranks in blamed for rank in ranks)})
         if not awaiting and not _stops(findings):

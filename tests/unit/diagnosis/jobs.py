@@ -44,6 +44,7 @@ class Op:
     reduce_op: str | None = "sum"
     root: int | None = None
     peer: int | None = None
+    tag: int | None = None
     bucket: str | None = None
     is_async: bool = False
     seen: bool = True
@@ -90,6 +91,7 @@ def _call(op: Op, kind: Kind) -> Call:
         reduce_op=op.reduce_op if op.op == "all_reduce" else None,
         root=op.root,
         peer=op.peer,
+        tag=op.tag,
         is_async=op.is_async,
         site=CallSite((Frame("main", "train.py", op.line),)),
         bucket=op.bucket,
