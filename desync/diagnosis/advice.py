@@ -102,6 +102,11 @@ FORGOTTEN = (
 )
 """Of sends and recvs on which nobody waited."""
 
+SAME_BACKWARDS = (
+    "Let all ranks synchronise the same backwards: decide which forward leaves no_sync() by what all ranks count alike, and not "
+    "by the end of a rank's own loader."
+)
+
 OTHER_TAGS = (
     "Give a send and its recv the same tag; where tags are counted (steps, microbatches), let all ranks count the same things."
 )

@@ -16,7 +16,7 @@ from desync.diagnosis.ends import explain_end
 from desync.diagnosis.memory import caught_out_of_memory
 from desync.diagnosis.order import another_turn_of_one_line, order_mismatch
 from desync.diagnosis.suspect import Explanation, Suspect, same_call, went_past
-from desync.diagnosis.turns import left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
+from desync.diagnosis.turns import fewer_no_sync, left_loop_early, more_no_sync, once_more, skipped_backward, uneven_inputs
 from desync.diagnosis.words import apart, called, counted, named, place
 from desync.model import Cause, Certainty, Mark, Motion, Operation
 
@@ -251,6 +251,7 @@ CAUSES: tuple[Explain, ...] = (
     skipped_backward,
     once_more,
     left_loop_early,
+    fewer_no_sync,
     skipped_collective,
     rank_only_collective,
     argument_mismatch,

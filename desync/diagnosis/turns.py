@@ -5,6 +5,7 @@ They live by the marks of loaders, forwards and backwards, and by the loops of t
 
 from __future__ import annotations
 
+from desync.diagnosis.advice import SAME_BACKWARDS
 from desync.diagnosis.progress import forwards_so_far, number_of, uneven_pass
 from desync.diagnosis.suspect import Explanation, Suspect, same_call, unless_it_comes
 from desync.diagnosis.words import called, counted, named, place
@@ -164,4 +165,21 @@ def more_no_sync(suspect: Suspect) -> Explanation | None:
         unless_it_comes(suspect),
         f"ran {counted(own - theirs, 'forward')} under no_sync() that the others synchronised: it reduced gradients less often",
         evidence=(f"forwards under no_sync: {own} on {named([suspect.rank])}, {theirs} on {named([suspect.witness.rank])}",),
+    )
+
+
+def fewer_no_sync(suspect: Suspect) -> Explanation | None:
+    """It synchronised the gradients of a forward that the others ran under no_sync()."""
+    if suspect.own is None or suspect.own.call.bucket is None or suspect.theirs.call.bucket is not None:
+        return None
+    mine, others = forwards_so_far(suspect.trace, suspect.own), forwards_so_far(suspect.witness, suspect.theirs)
+    newest = max(mine, default=0)
+    if mine.get(newest) is not False or others.get(newest) is not True:
+        return None
+    return Explanation(
+        Cause.RANK_ONLY_COLLECTIVE,
+        Certainty.PROVEN,
+        f"synchronised the gradients of forward {newest}, which the others ran under no_sync()",
+        evidence=(f"forward {newest}: sync on {named([suspect.rank])}, no_sync on {named([suspect.witness.rank])}",),
+        advice=SAME_BACKWARDS,
     )

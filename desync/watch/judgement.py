@@ -56,6 +56,14 @@ def lasted_ns(finding: Finding, evidence: Evidence) -> int | None:
     return max(known) - finding.divergence.time if known and len(known) == len(ends) else None
 
 
+def still_waits(finding: Finding, evidence: Evidence) -> bool:
+    """Whether all ranks of which a finding says that they wait are in the same operations still (or failed in them)."""
+    traces = {trace.rank: trace for trace in evidence.traces}
+    waiting = _waiting(finding.divergence) if finding.divergence is not None else {}
+    now = [_again(traces[rank], operation) for rank, operation in waiting.items() if rank in traces]
+    return bool(now) and all(operation is not None and (operation.pending or operation.failed) for operation in now)
+
+
 def _waiting(divergence: Divergence) -> Mapping[int, Operation]:
     return {
         rank: at.operation

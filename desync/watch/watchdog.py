@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from desync.model import Certainty, Diagnosis, Evidence, Finding, RankStacks, Status
 from desync.report.model import Report, Timing
-from desync.watch.judgement import has_recovered, joined, lasted_ns, standstill, with_stacks, worth_reporting
+from desync.watch.judgement import has_recovered, joined, lasted_ns, standstill, still_waits, with_stacks, worth_reporting
 from desync.watch.observer import Observer
 from desync.watch.pace import Pace
 from desync.watch.reporter import Reporter
@@ -18,6 +18,8 @@ Diagnose = Callable[[Evidence], Diagnosis]
 ALL_STACKS_S = 2.5
 """So that all stacks are there within three seconds of the detection."""
 MAX_LATE = 64
+LATE_IS_SAID_AFTER = 6
+"""So many times ``hang_after`` ranks must have waited for one that is at work before a line says so."""
 URGENT_STACKS_S = 0.5
 """When the launcher is about to end the ranks."""
 
@@ -44,6 +46,7 @@ class Watchdog:
         self._closed: list[Outcome] = []
         self._notes: list[str] = []
         self._faults: set[int] = set()
+        self._mentioned: set[tuple[int, ...]] = set()
         self._late: dict[tuple[tuple[int, ...], str, int], Finding] = {}
         """What was said of ranks that are late, by ranks, group and operation."""
 
@@ -170,12 +173,22 @@ class Watchdog:
             at = finding.divergence
             if finding.status is Status.SLOW and at is not None and len(self._late) < MAX_LATE:
                 self._late[(finding.culprit_ranks, at.group.name, at.seq)] = finding
+                self._mention(finding, evidence)
         for key, finding in list(self._late.items()):
             lasted = lasted_ns(finding, evidence)
             if lasted is not None:
                 del self._late[key]
                 said = f"{finding.cause.value}: {finding.summary}"
                 self._note(f"recovered: who was late came after {lasted / 1e9:.1f} s ({said})")
+
+    def _mention(self, finding: Finding, evidence: Evidence) -> None:
+        """One line for whoever looks at a job that stands, and is not called hung because the late rank is at work."""
+        began, now = _began(finding), evidence.observed_at
+        waits = LATE_IS_SAID_AFTER * evidence.hang_after_ns
+        if began is None or now is None or now - began < waits or finding.culprit_ranks in self._mentioned:
+            return
+        self._mentioned.add(finding.culprit_ranks)
+        self.reporter.voice.say(f"waiting for {(now - began) / 1e9:.0f} s: {finding.summary}")
 
     def _recovered(self, live: Outcome, evidence: Evidence) -> None:
         first = standstill(live.diagnosis) or live.diagnosis.findings[0]
@@ -229,6 +242,8 @@ class Watchdog:
         if live is not None and has_recovered(live.diagnosis, evidence, still_found=bool(diagnosis.findings)):
             self._recovered(live, evidence)
             live = None
+        if live is None and evidence.job.told_to_end is not None:
+            diagnosis = self._with_late(diagnosis, evidence)
         if live is None and diagnosis.status is Status.HEALTHY:
             evidence = self.observer.without_stacks(evidence)
         timing = live.timing if live else _timing(diagnosis)
@@ -236,6 +251,13 @@ class Watchdog:
 
     def _last(self, live: Outcome | None, diagnosis: Diagnosis) -> Diagnosis:
         return joined(live.diagnosis, diagnosis) if live else diagnosis
+
+    def _with_late(self, diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+        """Who was late, and at work, when the job was told to end: that cannot be seen any more when it has ended."""
+        late = tuple(finding for finding in self._late.values() if still_waits(finding, evidence))
+        if not late or any(finding.status is not Status.UNKNOWN for finding in diagnosis.findings):
+            return diagnosis
+        return replace(diagnosis, findings=late, status=late[0].status)
 
     def _write(self, outcome: Outcome) -> Report:
         return self.reporter.write(outcome.evidence, outcome.diagnosis, outcome.timing, self.notes)

@@ -74,3 +74,34 @@ def test_without_marks_of_data_a_call_behind_the_inner_loop_is_made_in_the_outer
     evaluates = trace(0, here, world=3, marks=tuple(steps), progress=progress(backwards=TURNS))
     (finding,) = diagnose(job(evaluates, *others, loops={"train.py": ((5, 40), (8, 20))})).findings
     assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (0,))
+
+
+def accumulating(rank: int, synced: tuple[int, ...], then: list[Op]):
+    """Five forwards of which these synchronise."""
+    marks, made = [], []
+    for number in range(1, 6):
+        sync = number in synced
+        marks += [
+            mark(MarkKind.FORWARD, len(made), value="sync" if sync else "no_sync"),
+            mark(MarkKind.BACKWARD, len(made), left=number < 5 or not sync),
+        ]
+        made += [Op(bucket="bucket 0")] if sync and number < 5 else []
+    return trace(rank, [*made, *then], world=3, marks=tuple(marks), progress=progress(forwards=5, backwards=5))
+
+
+def test_a_forward_that_only_one_rank_synchronised() -> None:
+    mean = Op(line=42, elements=1, done=False)
+    others = [accumulating(rank, (2, 4), [mean]) for rank in (0, 2)]
+    odd = accumulating(1, (1, 3, 5), [Op(bucket="bucket 0", done=False)])
+    (finding,) = diagnose(job(others[0], odd, others[1])).findings
+    assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (1,))
+    assert "forward 5, which the others ran under no_sync()" in finding.summary
+    assert "synchronise the same backwards" in finding.advice
+
+
+def test_a_forward_that_all_synchronised_is_none() -> None:
+    mean = Op(line=42, elements=1, done=False)
+    others = [accumulating(rank, (1, 3, 5), [mean]) for rank in (0, 2)]
+    odd = accumulating(1, (1, 3, 5), [Op(bucket="bucket 0", done=False)])
+    (finding,) = diagnose(job(others[0], odd, others[1])).findings
+    assert "no_sync" not in finding.summary

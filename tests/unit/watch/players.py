@@ -86,6 +86,15 @@ def late(me: Rank) -> None:
     me.step(1)
 
 
+def busy(me: Rank) -> None:
+    """Rank 1 works on for ever, and rank 0 waits for it."""
+    me.step(2)
+    while me.rank == 1:
+        sum(range(10_000))
+    me.enter("all_reduce")
+    time.sleep(600)
+
+
 def killed(me: Rank) -> None:
     me.step(2)
     if me.rank == 1:
@@ -137,7 +146,9 @@ def stopped(me: Rank) -> None:
     time.sleep(600)
 
 
-PLAYS = {play.__name__: play for play in (agree, other_operation, late, killed, killed_early, lingers, stopped, restarted)}
+PLAYS = {
+    play.__name__: play for play in (agree, other_operation, late, busy, killed, killed_early, lingers, stopped, restarted)
+}
 
 
 def launch(play: str, *more: str) -> int:

@@ -21,7 +21,7 @@ from desync.model import (
     Status,
     Trace,
 )
-from desync.watch.judgement import has_recovered, joined, lasted_ns, standstill, with_stacks, worth_reporting
+from desync.watch.judgement import has_recovered, joined, lasted_ns, standstill, still_waits, with_stacks, worth_reporting
 
 CALL = Call("all_reduce", Kind.COLLECTIVE)
 
@@ -150,3 +150,19 @@ def test_how_long_is_not_known_where_it_has_no_place_or_was_overwritten() -> Non
     assert HANG.divergence is not None
     late = replace(HANG, divergence=replace(HANG.divergence, time=100))
     assert lasted_ns(late, Evidence(Job(), (trace(0, 1, 1, dropped=50),))) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "waits"),
+    [
+        ((trace(0, 1, 0), trace(1, 1)), True),
+        ((trace(0, 1, -5),), True),
+        ((trace(0, 1, 5),), False),
+        ((trace(0, 1, 1, dropped=50),), False),
+        ((), False),
+    ],
+    ids=["still", "until it failed", "came through", "overwritten", "unseen"],
+)
+def test_who_waits_still(ranks: tuple[Trace, ...], waits: bool) -> None:
+    assert still_waits(HANG, Evidence(Job(), ranks)) is waits
+    assert not still_waits(replace(HANG, divergence=None), Evidence(Job(), ranks))

@@ -145,6 +145,18 @@ def test_who_ends_a_job_before_its_time_reads_who_waited_for_whom(tmp_path: Path
     assert [each.summary for each in interpret(left).findings] == [report["verdict"]["summary"]]
 
 
+def test_who_is_late_and_at_work_is_said_in_a_line_and_when_the_job_is_ended(tmp_path: Path) -> None:
+    with watching(tmp_path, *play("busy", "--hang-after", "0.5")) as watched:
+        watched.until(lambda: "waiting for" in watched.text("err"), "line")
+        assert not (tmp_path / "run" / "report.json").exists()
+        os.kill(watched.process.pid, signal.SIGTERM)
+        assert watched.wait() == 128 + signal.SIGTERM
+    verdict = watched.report["verdict"]
+    assert (verdict["status"], verdict["cause"], verdict["culprit_ranks"]) == ("slow", "slow_rank", [1])
+    (line,) = [line for line in watched.text("err").splitlines() if "waiting for" in line]
+    assert "Rank 1 is late but still at work" in line
+
+
 def test_a_killed_watcher_leaves_the_job_its_output_and_its_evidence(tmp_path: Path) -> None:
     with watching(tmp_path, *play("late")) as watched:
         watched.until(lambda: watched.ranks_alive() == 2, "ranks")
