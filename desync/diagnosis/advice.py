@@ -103,8 +103,8 @@ FORGOTTEN = (
 """Of sends and recvs on which nobody waited."""
 
 SAME_BACKWARDS = (
-    "Let all ranks synchronise the same backwards: decide which forward leaves no_sync() by what all ranks count alike, and not "
-    "by the end of a rank's own loader."
+    "Let all ranks synchronise the same backwards: decide which forward leaves no_sync() by what all ranks count alike, and "
+    "not by the end of a rank's own loader."
 )
 
 OTHER_TAGS = (
