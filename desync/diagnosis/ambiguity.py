@@ -64,8 +64,8 @@ def _alone(suspect: Suspect, history: History) -> bool:
 def _changed(suspect: Suspect) -> bool:
     """Whether the suspect does something else at this line than it did there before."""
     own = suspect.own
-    if own is None or not same_call(suspect):
-        return False
+    if own is None or not same_call(suspect) or suspect.parting.board.kind == "group_creation":
+        return False  # a loop makes another group in each of its turns
     before = _previous(suspect, own.call)
     return before is not None and key(before) != key(own.call)
 
@@ -146,4 +146,4 @@ def both_readings(parting: Parting, status: Status) -> Finding:
 
 def _made(operation: Operation) -> str:
     members = operation.call.members
-    return f"a group of {named(members)}" if members else "a group of all ranks"
+    return f"a group of {named(members) if members else 'all ranks'} at {place(operation.call.site)}"

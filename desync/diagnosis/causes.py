@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from desync.diagnosis.advice import AFTER_ITS_THREAD, BEFORE_THE_START, BUFFERS, STOPPED_ADVICE
 from desync.diagnosis.compare import differences
-from desync.diagnosis.doing import after_thread_failure, doing, is_stopped, main_stack, motion
+from desync.diagnosis.doing import after_thread_failure, doing, is_stopped, main_stack, motion, naps
 from desync.diagnosis.endings import Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.memory import caught_out_of_memory
@@ -225,12 +225,17 @@ def stalled_rank(suspect: Suspect) -> Explanation | None:
     return Explanation(Cause.STALLED_RANK, Certainty.LIKELY, what, evidence=(motion(suspect),), advice=advice)
 
 
+PATIENCE_WITH_NAPS = 6
+"""So many times as long: whoever sleeps and looks again waits for something that may well come (a file, another program)."""
+
+
 def is_frozen(suspect: Suspect) -> bool:
-    """Whether it has stood still for as long as the user grants."""
+    """Whether it has stood still for as long as the user grants; who looks for something again and again gets longer."""
     activity, now = suspect.activity, suspect.evidence.observed_at
     if activity is None or activity.motion is not Motion.FROZEN or activity.since is None or now is None:
         return False
-    return now - activity.since >= suspect.evidence.hang_after_ns
+    patience = PATIENCE_WITH_NAPS if naps(activity, now) else 1
+    return now - activity.since >= suspect.evidence.hang_after_ns * patience
 
 
 def waited_long(suspect: Suspect) -> bool:

@@ -54,6 +54,8 @@ def finding(cycle: tuple[Parting, ...], history: History, board: Board) -> Findi
     lines = (*_ways(strayed, history), *(_line(operation, waits_for) for operation, waits_for in links))
     blocks = all(operation.call.is_async is False for operation, _ in links)
     advised, lead, shown = advice(cause), "", _shown(cycle, culprits)
+    if cause is Cause.P2P_MISMATCH and not any(operation.call.op == "send" for operation, _ in links):
+        advised = UNEVEN_PAIRS  # who waits in nothing but recvs has sent too little, or receives too much
     if cause is Cause.P2P_MISMATCH and (found := blame(board, cycle)) is not None:
         culprits, lines, cause = (found.rank,), (*found.evidence, *lines), found.cause
         shown = _where_left_out(cycle, found) or _shown(cycle, culprits)

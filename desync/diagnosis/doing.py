@@ -18,6 +18,18 @@ def is_stopped(activity: Activity | None) -> bool:
     return activity is not None and activity.process_state in ("stopped", "tracing-stop")
 
 
+NAPS = 3
+"""So many wakes, and one in so many seconds at least, are no pause but a loop that looks for something."""
+NAP_S = 5
+
+
+def naps(activity: Activity, now: int | None) -> bool:
+    """Whether a process that stands still sleeps, wakes for a moment, and sleeps again."""
+    if activity.waits_for != "sleeps" or activity.wakes is None or activity.since is None or now is None:
+        return False
+    return activity.wakes >= max(NAPS, (now - activity.since) / 1e9 / NAP_S)
+
+
 def doing(suspect: Suspect) -> str:
     """What a rank that does not come does instead, as far as can be seen."""
     activity = suspect.activity
@@ -29,7 +41,8 @@ def doing(suspect: Suspect) -> str:
     if stack is not None:
         parts.append(where(stack))
     if activity is not None and activity.motion is Motion.FROZEN and activity.waits_for:
-        parts.append(activity.waits_for)
+        again = naps(activity, suspect.evidence.observed_at)
+        parts.append("sleeps, wakes and sleeps again" if again else activity.waits_for)
     if parts:
         return "; ".join(parts)
     last = suspect.at.last

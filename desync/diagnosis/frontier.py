@@ -216,6 +216,8 @@ def _never_made(parting: Parting) -> bool:
 
 def retreat(parting: Parting, tokens: Tokens) -> Parting:
     """The parting where the ranks really parted, if that was earlier than it shows."""
+    if parting.board.kind == "group_creation" and parting.mismatch:
+        return _where_lines_part(parting, tokens)
     classes = sorted([*parting.clusters, parting.absent], key=len, reverse=True)
     if parting.board.kind != "collective" or len(classes) < 2 or not classes[1]:
         return parting
@@ -227,6 +229,15 @@ def retreat(parting: Parting, tokens: Tokens) -> Parting:
             places += [next((each for each in found if each is not None), parting.seq)]
     first = min(places, default=parting.seq)
     return _moved(parting, first, tokens) if first < parting.seq else parting
+
+
+def _where_lines_part(parting: Parting, tokens: Tokens) -> Parting:
+    """For calls about groups: where ranks made the last groups of the same members, they may have done so at other lines."""
+    lanes, seq = list(parting.board.lanes.values()), parting.seq
+    low = max(lane.first for lane in lanes)
+    while seq > low and len({tokens.of(lane, seq - 1, seq - 1)[0] for lane in lanes}) > 1:
+        seq -= 1
+    return _moved(parting, seq, tokens) if seq < parting.seq else parting
 
 
 MAX_COMPARED = 64

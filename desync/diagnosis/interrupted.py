@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board
 from desync.diagnosis.endings import INTERRUPTED
 from desync.diagnosis.frontier import Parting, divergence, together
@@ -50,7 +51,7 @@ def _finding(board: Board, here: Parting, operation: Operation, seconds: float) 
         certainty=Certainty.POSSIBLE,
         culprit_ranks=(),
         summary=f"{capital(named(waiting))} {had}{whom}: {why}.",
-        advice=_advice(board, absent),
+        advice=_advice(board, absent, short),
         time=here.time,
         divergence=divergence(here),
     )
@@ -64,7 +65,9 @@ def _met(later: Evidence, rank: int) -> str:
     return f"{named([rank])} was interrupted at {place(CallSite(frames))}" if frames else ""
 
 
-def _advice(board: Board, absent: tuple[int, ...]) -> str:
+def _advice(board: Board, absent: tuple[int, ...], short: bool) -> str:
+    if not short:
+        return f"Look at what {named(absent)} did instead (its stack, its last operation)." if absent else advice(Cause.UNKNOWN)
     patience = f"let it stand for longer than {board.evidence.hang_after_ns / 1e9:g} s (--hang-after), and desync says why"
     if not absent:
         return f"If it hung, {patience}."

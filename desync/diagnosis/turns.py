@@ -45,13 +45,13 @@ def left_loop_early(suspect: Suspect) -> Explanation | None:
     if not told and suspect.own is not None and at.turn is MarkKind.FORWARD:
         return None  # nothing says that it is behind the loop: it may be about to run the backward of this turn
     steps = at.backwards or at.batches
-    data = "and began no further pass over its data" if at.loader_exhausted else "and had more data"
+    data = ", and began no further pass over its data" if at.loader_exhausted else ", and had more data" if at.batches else ""
     return Explanation(
         Cause.LEFT_LOOP_EARLY,
         unless_it_comes(suspect) if told or suspect.own is None else Certainty.LIKELY,
         f"left its loop after {counted(steps, 'step' if at.backwards else 'batch')}{where}",
         evidence=(
-            f"{named([suspect.rank])}: {counted(at.backwards, 'backward')}, {counted(at.batches, 'batch')}, {data}",
+            f"{named([suspect.rank])}: {counted(at.backwards, 'backward')}, {counted(at.batches, 'batch')}{data}",
             f"{named([suspect.witness.rank])}: {counted(there.backwards, 'backward')}, {counted(there.batches, 'batch')}",
         ),
     )

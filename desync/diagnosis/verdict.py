@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from desync.diagnosis import ambiguity, chains, cycles, interrupted, pairing, rest, silent, structure, tags, teardown
+from desync.diagnosis import ambiguity, anybody, chains, cycles, interrupted, pairing, rest, silent, structure, tags, teardown
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import Board, lay_out
 from desync.diagnosis.causes import CAUSES, is_frozen, waited_long, without_gradients
@@ -116,6 +116,8 @@ class Case:
             findings += tags.findings(self.board) or pairing.forgotten(self.board)
         blamed = (finding.culprit_ranks for finding in findings if finding.status is not Status.MISMATCH)
         findings += self._cycles({*explained, *awaiting, *(rank for ranks in blamed for rank in ranks)})
+        if not awaiting and not _stops(findings):
+            findings += anybody.findings(self.board, self.held, self.ends)
         if not awaiting and not _stops(findings):
             findings += rest.nobody_is_wrong(self.board, self.ends, self.partings)
         if not findings:
@@ -252,6 +254,11 @@ class Case:
         unsure = cause in (Cause.STALLED_RANK, Cause.EXITED_EARLY) and not parting.mismatch and operation is not None
         if not unsure or operation is None or len(parting.absent) <= max(1, len(parting.came)):
             return None
+        if _all_wait_for_input(self.evidence, parting.absent):
+            return (
+                f"{named(parting.absent)} all wait for input: that (a key of the store, a message, a file) may be for "
+                f"{named(parting.came)} to give"
+            )
         site = operation.call.site
         if site is None or any(site in self.sites(rank) for rank in parting.absent):
             return None
@@ -288,6 +295,12 @@ class Case:
             if soon and ending.signal != signal.SIGTERM and (operation.pending or operation.failed):
                 return True
         return False
+
+
+def _all_wait_for_input(evidence: Evidence, ranks: Iterable[int]) -> bool:
+    """Whether each of these stands in a wait for what another process has to send."""
+    activities = [evidence.activities.get(rank) for rank in ranks]
+    return all(each is not None and each.waits_for in ("waits for input", "waits for the network") for each in activities)
 
 
 def _of_several(what: str) -> str:

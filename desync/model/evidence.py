@@ -28,6 +28,8 @@ class Activity:
     """Whether its main thread ran at all during the observation: one that did not is where it was.  None: not known."""
     waits_for: str | None = None
     """What its main thread waits for, as far as the kernel and the stack tell: "sleeps", "waits for a lock", …"""
+    wakes: int | None = None
+    """How often its main thread was given a core during the observation."""
 
 
 @dataclass(frozen=True, slots=True)

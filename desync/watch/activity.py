@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from desync.model import Activity, Motion
+from desync.watch.threads import main_clock
 
 WINDOW_NS = 1_000_000_000
 """Motion is judged over at least this long: a shorter look mistakes a pause for a standstill."""
@@ -36,6 +37,8 @@ class Sample:
     """The newest record of its journal."""
     stack: Hashable = None
     """Something that is equal for equal stacks; None if none was taken."""
+    turns: int | None = None
+    """How often its main thread was given a core so far."""
 
 
 class ProcessSampler:
@@ -60,7 +63,8 @@ class ProcessSampler:
             with contextlib.suppress(psutil.Error):
                 self._add(member)
         self._first = False
-        return Sample(now, state, self._cpu, self._io, records, stack)
+        clock = main_clock(self.pid)
+        return Sample(now, state, self._cpu, self._io, records, stack, clock.turns if clock is not None else None)
 
     def _add(self, member: psutil.Process) -> None:
         key = (member.pid, member.create_time())
@@ -134,6 +138,7 @@ def _difference(earlier: float | None, now: float | None) -> float | None:
 
 def _activity(rank: int, motion: Motion, since: Sample, now: Sample) -> Activity:
     io = _difference(since.io_bytes, now.io_bytes)
+    turns = _difference(since.turns, now.turns)
     return Activity(
         rank=rank,
         motion=motion,
@@ -141,4 +146,5 @@ def _activity(rank: int, motion: Motion, since: Sample, now: Sample) -> Activity
         process_state=now.state,
         cpu_s=_difference(since.cpu_s, now.cpu_s),
         io_bytes=None if io is None else int(io),
+        wakes=None if turns is None else int(turns),
     )

@@ -43,6 +43,7 @@ class Observer:
         self.codes = ExitCodes()
         self._words = LastWords()
         self.stacks: dict[int, RankStacks] = {}
+        self._taken_by: dict[int, int] = {}
         """The newest of each rank of the present attempt."""
         self._fault_folder = run_directory / STACKS
         self._hang_after_ns = hang_after_ns
@@ -194,6 +195,7 @@ class Observer:
     def take_stacks(self, pids: Mapping[int, int], limit_s: float, native: bool) -> None:
         """Take stacks of these ranks now; those that cannot be had keep the ones they had."""
         taken = self._take(pids, limit_s, native)
+        self._taken_by.update(dict.fromkeys((stack.rank for stack in taken.stacks), time.time_ns()))
         self.stacks.update({stack.rank: stack for stack in taken.stacks})
         self._stack_notes = taken.notes
 
@@ -240,7 +242,10 @@ class Observer:
             notes=notes,
         )
         found = replace(found, traces=self._without_promises(found.traces))
-        taken: tuple[RankStacks, ...] = tuple(self.stacks[rank] for rank in sorted(self.stacks))
+        newest = {trace.rank: trace.operations.entered[-1] for trace in found.traces if len(trace.operations)}
+        # Where a rank was before it went on is not where it died.
+        here = [rank for rank in sorted(self.stacks) if newest.get(rank, 0) <= self._taken_by.get(rank, 0)]
+        taken: tuple[RankStacks, ...] = tuple(self.stacks[rank] for rank in here)
         known = {stack.rank for stack in taken} - _went_on(taken, found.traces)
         # A rank that went on after a signal was not ended by it.
         useless = known | _went_on(left.stacks, found.traces)

@@ -220,6 +220,7 @@ class Watchdog:
         last = self._closed[-1]
         failed = next((outcome for outcome in reversed(self._closed) if outcome.diagnosis.findings), last)
         if failed is last:
+            self._note_earlier(last)
             return last
         number, fault = failed.evidence.job.attempt, failed.diagnosis.findings[0]
         if self.observer.job.exit_code == 0:
@@ -227,6 +228,13 @@ class Watchdog:
             return last
         self._note(f"attempt {last.evidence.job.attempt} shows no fault; this is the report of attempt {number}")
         return failed
+
+    def _note_earlier(self, last: Outcome) -> None:
+        """Say what earlier attempts had failed of, where the last one failed as well."""
+        for outcome in self._closed:
+            if outcome is not last and outcome.diagnosis.findings:
+                fault = outcome.diagnosis.findings[0]
+                self._note(f"attempt {outcome.evidence.job.attempt} had failed before ({fault.cause.value}: {fault.summary})")
 
     def _close(self, attempt: int | None) -> None:
         """Judge an attempt that is over."""

@@ -56,6 +56,52 @@ def test_most_that_stand_still_are_not_blamed_for_a_call_that_they_never_make():
     assert known.culprit_ranks == (1, 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("wakes", "waits_for", "found"),
+    [(0, "sleeps", True), (2, "sleeps", True), (20, "sleeps", False), (20, "waits for a lock or another thread", True)],
+)
+def test_who_sleeps_and_looks_again_gets_more_time(wakes: int, waits_for: str, found: bool):
+    ranks = [*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), trace(3, [Op()])]
+
+    def seen(later_ms: int):
+        evidence = job(*ranks, frozen=(3,), later_ms=later_ms)
+        naps = replace(evidence.activities[3], wakes=wakes, waits_for=waits_for)
+        return diagnose(replace(evidence, activities={3: naps})).findings
+
+    assert bool(seen(HANG_AFTER // MS)) is found
+    (finding,) = seen(6 * HANG_AFTER // MS)
+    assert (finding.cause, finding.culprit_ranks) == (Cause.STALLED_RANK, (3,))
+
+
+def test_most_that_wait_for_input_may_wait_for_the_one_that_waits_for_them():
+    call = replace(WAITING, done=True)
+    ranks = [trace(0, [call, WAITING]), *(trace(rank, [call]) for rank in (1, 2, 3))]
+    evidence = job(*ranks, frozen=(1, 2, 3))
+    activities = {rank: replace(each, waits_for="waits for input") for rank, each in evidence.activities.items()}
+    finding = first(replace(evidence, activities=activities))
+    assert (finding.cause, finding.certainty, finding.culprit_ranks) == (Cause.STALLED_RANK, Certainty.POSSIBLE, ())
+    assert "may be for rank 0 to give" in finding.evidence[-1]
+    other = {**activities, 1: replace(activities[1], waits_for="waits for a lock on a file")}
+    assert first(replace(evidence, activities=other)).culprit_ranks == (1, 2, 3)
+
+
+def test_groups_of_the_same_members_are_told_apart_by_their_lines():
+    """Ranks 0 and 2 make a group more; what shows it is the next group, of which half the ranks have other members."""
+
+    def made(line: int, members: int) -> Op:
+        return Op("new_group", line=line, root=members)
+
+    extra = [made(16, 2), made(18, 2), made(18, 1)]
+    ranks = [trace(rank, extra if rank in (0, 2) else extra[1:]) for rank in range(4)]
+    (finding,) = diagnose(job(*ranks)).findings
+    assert (finding.cause, finding.certainty, finding.culprit_ranks) == (Cause.GROUP_CREATION, Certainty.POSSIBLE, ())
+    assert finding.divergence.seq == 1
+    assert "at train.py:16 in main while ranks 1,3 called" in finding.summary
+    ranks = [trace(rank, extra if rank == 2 else extra[1:]) for rank in range(4)]
+    (finding,) = diagnose(job(*ranks)).findings
+    assert (finding.culprit_ranks, finding.divergence.seq) == ((2,), 1)
+
+
 def test_a_rank_that_still_moves_is_slow():
     ranks = [*(trace(rank, [Op(), WAITING]) for rank in (0, 1, 2)), trace(3, [Op()])]
     finding = first(job(*ranks, moving=(3,)))

@@ -28,6 +28,11 @@ def test_a_rank_that_uses_nothing_is_frozen_since_the_first_look() -> None:
     assert activity == Activity(4, Motion.FROZEN, since=10 * S, process_state="sleeping", cpu_s=0.0, io_bytes=0)
 
 
+def test_wakes_are_counted_while_it_stands_still() -> None:
+    assert tracked(*(still(10 + n, turns=100 + 2 * n) for n in range(5))).wakes == 8
+    assert tracked(still(10, turns=100), still(15)).wakes is None
+
+
 def test_less_than_a_window_says_nothing() -> None:
     assert tracked(still(10), still(10.5)).motion is Motion.UNKNOWN
     assert ActivityTracker(0).activity.motion is Motion.UNKNOWN
