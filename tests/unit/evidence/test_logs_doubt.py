@@ -189,6 +189,13 @@ def test_a_barrier_of_a_smaller_group_names_nobody_outside_of_it(tmp_path: Path)
     assert first(tmp_path, ["world_size=8 backend=gloo", *IN_BARRIER]).culprit_ranks == (2,)
 
 
+def test_ranks_below_the_first_absent_one_have_answered_and_those_above_are_open(tmp_path: Path) -> None:
+    listed = "[E ProcessGroupGloo.cpp:67] [Rank 0]: Rank 4 failed to pass monitoredBarrier in 30000 ms"
+    finding = first(tmp_path, ["world_size=8 backend=gloo", listed, *IN_BARRIER[2:], IN_BARRIER[2].replace("Rank 3", "Rank 7")])
+    assert finding.culprit_ranks == (4,)
+    assert any("ascending order" in line for line in finding.evidence)
+
+
 def test_its_ranks_are_turned_into_those_of_the_job(tmp_path: Path) -> None:
     lines = [f"[rank{rank}]:{line}" for rank, line in zip((4, 5, 7), IN_BARRIER, strict=True)]
     assert first(tmp_path, ["world_size=8 backend=gloo", *lines]).culprit_ranks == (6,)
