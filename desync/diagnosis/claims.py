@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from desync.diagnosis import aftermath, exchanges, hearsay
+from desync.diagnosis import aftermath, exchanges, hearsay, scalars
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import lay_out
 from desync.diagnosis.habits import DID, Change, newest_break, odd_one
@@ -174,7 +174,7 @@ def _weighed(finding: Finding, evidence: Evidence) -> Finding:
         return finding if told else replace(finding, certainty=Certainty.POSSIBLE)
     seq, name = finding.divergence.seq, finding.divergence.group.name
     if any(claim.kind is ClaimKind.MISMATCH and claim.seq == seq for claim in evidence.claims):
-        finding = replace(finding, status=Status.CRASH)  # torch has compared them itself, and raises at once
+        finding = scalars.told_apart(replace(finding, status=Status.CRASH), evidence)  # torch has compared them itself
         if finding.cause is Cause.ARGUMENT_MISMATCH:
             return finding
     if len(finding.culprit_ranks) == 1:
@@ -184,6 +184,7 @@ def _weighed(finding: Finding, evidence: Evidence) -> Finding:
             cause = _CHANGES.get(broken.change)
             if cause is not None:
                 return replace(finding, cause=cause, certainty=Certainty.LIKELY)
+    finding = scalars.told_apart(finding, evidence)
     both = "without the lines of the calls, one call too few and one too many look alike"
     lines = finding.evidence if finding.cause is Cause.ARGUMENT_MISMATCH else (*finding.evidence, both)
     return replace(finding, certainty=Certainty.POSSIBLE, evidence=lines)

@@ -308,3 +308,31 @@ def test_many_time_outs_of_one_rank_take_no_more_than_their_number() -> None:
     found = assemble(Facts(timeouts=[late(number) for number in range(1, 30_000)]))
     assert len(found.traces[0].operations) == 29_999
     assert time.process_time() - started < 10
+
+
+def met(one: int, many: int, elements: int = 25_000_000) -> list[str]:
+    """Ranks of which so many are in an all_reduce of one element, and the others in one of a bucket."""
+    stuck = [Stuck(rank, 100, elements=1 if rank < one else elements) for rank in range(one + many)]
+    return [line for each in stuck for line in timeout_lines("2.6", each)]
+
+
+def test_a_barrier_that_met_a_bucket_is_another_call_and_no_other_argument(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *met(1, 3)])
+    assert (finding.cause, finding.culprit_ranks, finding.certainty) == (Cause.SKIPPED_COLLECTIVE, (0,), Certainty.POSSIBLE)
+    assert "equal" not in finding.advice
+
+
+def test_a_bucket_that_met_a_barrier_as_well(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *met(3, 1)])
+    assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (3,))
+
+
+def test_sizes_of_one_kind_of_call_may_be_arguments(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *met(1, 3, elements=8)])
+    assert finding.cause is Cause.ARGUMENT_MISMATCH
+
+
+def test_what_the_rank_in_the_barrier_raised_before_is_told(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *says("[rank0]: ", RAISED), *met(1, 3)])
+    assert finding.cause is Cause.SKIPPED_COLLECTIVE
+    assert "rank 0 raised IndexError: list at train.py:10 in main and went on" in finding.evidence
