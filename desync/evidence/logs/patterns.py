@@ -161,6 +161,11 @@ DONE = re.compile(
 )
 """With these (in small letters) a program says that its work is done.  They are looked for only at a log's end and before a
 late failure, in the lines that hold one of DONE_WORDS."""
+TESTS_BEGIN = b"= test session starts ="
+TESTS_PASSED = re.compile(
+    r"=* ?(\d{1,7} passed(?:, \d{1,7} (?:skipped|deselected|xfailed|xpassed|warnings?|rerun)){0,6} in [\d.]{1,12}s)\b"
+)
+"""pytest's last line where nothing failed."""
 DONE_OF_ALL = re.compile(r"before program exit|^wandb: |\bjob (?:completed|finished)\b")
 """Of these, what is printed after a crash as well: the script that runs the job says so whatever became of it."""
 AFTERMATH = re.compile(

@@ -342,6 +342,14 @@ class _Reading:
         """Whether the job went on after the newest error in this file and says at its end that its work is done."""
         return not self._taken_down and self._failed_at is not None and self._done_after(self._failed_at, least)
 
+    def _passed_tests(self) -> str | None:
+        """pytest's last word, if this is the log of a session of which all tests passed: what failed in it had to, or is quoted."""
+        begun = self.scanner.head.find(p.TESTS_BEGIN)
+        if self._failed_at is None or not 0 <= begun < self._failed_at:
+            return None
+        lines = [line for line in plain(self.scanner.after(self._failed_at)).splitlines() if line.strip()]
+        return next((found[1] for line in lines[-3:] if (found := p.TESTS_PASSED.match(line)) is not None), None)
+
     def _done_after(self, place: int, least: int = 0) -> bool:
         """Whether more than so many lines come after a place, and in them words of success that no crash is followed by."""
         text = plain(self.scanner.after(place))
@@ -366,8 +374,11 @@ class _Reading:
         facts = self.log.facts
         if facts.failed:
             self._look_for_sizes(text)
-        if facts.failed and not facts.ended and self._went_on():
+        passed = self._passed_tests() if facts.failed and not facts.ended else None
+        if facts.failed and not facts.ended and (passed is not None or self._went_on()):
             facts.forget(self.base.file)
+        if passed is not None and not facts.failed and facts.finished is None:
+            facts.finished, facts.finished_text = self.log.next_order(), passed
         if facts.finished is None and (not facts.failed or (_only_others_failed(facts) and self._went_on(least=0))):
             self._look_for_end(text, self.log.next_order())
         if self._cancelled_at is not None and self._done_after(self._cancelled_at):

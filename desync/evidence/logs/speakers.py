@@ -46,6 +46,8 @@ _PREFIXES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\s{0,6}(\d{1,5}): "), "task"),
     (re.compile(r"\([\w.<>:]{1,100} pid=(\d{1,9})(?:, ip=[\d.:a-f]+)?\)\s?"), "pid"),
 )
+_OWN_WORDS = re.compile(r"\[[Rr]ank[:=]? ?(\d{1,6})\] ")
+"""What programs put in front of their own lines (Lightning writes ``[rank: 0] ``); torch's words, where they are there, count."""
 _CRI = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([FP]) ")
 _INNER_RANK = re.compile(r"\[rank(\d{1,6})\]:")
 _NCCL_HEAD = re.compile(r"([\w.-]{1,100}):(\d{1,9}):\d{1,9} \[(\d{1,3})\]")
@@ -64,7 +66,7 @@ _TIME = re.compile(rf"(?:{_STAMP}|\[{_STAMP}\])[ \t]")
 _SHAPES = tuple(
     re.compile(shape)
     for shape in (
-        r"\[(?:pod/)?[\w.-]{1,100}(?:/[\w.-]{1,100})*\] ",  # kubectl logs --prefix, clush
+        r"\[(?!rank\d)(?:pod/)?[\w.-]{1,100}(?:/[\w.-]{1,100})*\] ",  # kubectl logs --prefix, clush
         r"[\w.-]{1,100} *\| ",  # docker compose
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}(?:\[\d{1,9}\])?: ",  # the system's journal
         r"(?!\d{1,5}: )[\w.-]{1,100}: ",  # pdsh; a number alone is srun's label
@@ -138,7 +140,10 @@ def parse(line: str, base: Speaker) -> tuple[Speaker, str]:
                 rest = rest[found.end() :]
                 break
         else:
-            break
+            found = _OWN_WORDS.match(rest) if speaker.rank is None else None
+            if found is None:
+                break
+            speaker, rest = replace(speaker, rank=int(found[1])), rest[found.end() :]
     return _with_inner(speaker, rest)
 
 

@@ -336,3 +336,23 @@ def test_what_the_rank_in_the_barrier_raised_before_is_told(tmp_path: Path) -> N
     finding = first(tmp_path, [*HEAD, *says("[rank0]: ", RAISED), *met(1, 3)])
     assert finding.cause is Cause.SKIPPED_COLLECTIVE
     assert "rank 0 raised IndexError: list at train.py:10 in main and went on" in finding.evidence
+
+
+SESSION = ["=========== test session starts ===========", "collected 2 items", "tests/test_words.py::test_log "]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("===== 12 passed in 3.11s =====", Status.HEALTHY),
+        ("===== 12 passed, 2 warnings in 0.41s =====", Status.HEALTHY),
+        ("===== 1 failed, 11 passed in 3.11s =====", Status.HANG),
+    ],
+)
+def test_what_a_test_prints_is_no_finding_where_all_tests_passed(tmp_path: Path, end: str, status: Status) -> None:
+    lines = [*SESSION, *(f"INFO     words: {line}" for line in met(0, 1)), "PASSED", end]
+    assert diagnosed(tmp_path, job=lines).status is status
+
+
+def test_tests_that_passed_before_a_job_do_not_make_it_a_healthy_one(tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, job=[*SESSION, "===== 12 passed in 3.11s =====", *met(0, 1)]).status is Status.HANG
