@@ -306,6 +306,15 @@ def communicator(line: Line, facts: Facts) -> bool:
     return True
 
 
+def ray_worker(line: Line, facts: Facts) -> bool:
+    """Ray Train's list of its processes: behind the number in front of their lines stands the rank."""
+    found = p.RAY_WORKER.search(line.text)
+    if found is None or len(facts.placed) >= MAX_FACTS:
+        return False
+    facts.placed[(found[1], int(found[2]))] = int(found[3])
+    return True
+
+
 def _trouble(kind: str, pattern: re.Pattern[str], torch_only: bool = False) -> Handle:
     """A handler for lines that stand for themselves."""
 
@@ -424,6 +433,7 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("client socket has timed out", _trouble("no_server", p.NO_SERVER)),
     ("clients joined", clients),
     ("Init COMPLETE", communicator),
+    ("world_rank=", ray_worker),
     ("port active", _trouble("network_back", p.NETWORK_BACK)),
     ("NCCL WARN", network),
     ("closed by remote peer", _trouble("peer_gone", p.PEER_GONE)),

@@ -107,6 +107,8 @@ JOINING = re.compile(
 CLIENTS = re.compile(r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,7})/(\d{1,7}) clients joined")
 
 COMMUNICATOR = re.compile(r"ncclCommInitRank\w* comm \S{1,40} rank (\d{1,7}) nranks (\d{1,7}) .{0,200}Init COMPLETE")
+RAY_WORKER = re.compile(r"\((?:node_id=\w{1,100}, )?ip=([\w.:]{1,60}), pid=(\d{1,9})\) world_rank=(\d{1,7})\b")
+"""Ray Train's list of the processes that it has started."""
 NETWORK_WORD = "NCCL WARN "
 NETWORK = re.compile(  # to be matched once, at the first NETWORK_WORD of a line
     r"NCCL WARN .{0,40}?(?:Got completion from peer .{1,80}?(?:error|status=) ?(?:12|5|10|11)\b|"

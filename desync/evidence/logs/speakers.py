@@ -44,10 +44,13 @@ _PREFIXES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\[(?:[\w.-]{1,100}@)?\d{1,9},(\d{1,6})\]<std(?:out|err)>:\s?"), "rank"),
     (re.compile(r"\[[A-Za-z_]{1,32}(\d{1,5})\]:\s?"), "local"),
     (re.compile(r"\s{0,6}(\d{1,5}): "), "task"),
+    (re.compile(r"\((?:VllmWorker rank=|Worker_[TP]P)(\d{1,6})(?:_EP\d{1,6})? pid=\d{1,9}\)\s?"), "rank"),
     (re.compile(r"\([\w.<>:]{1,100} pid=(\d{1,9})(?:, ip=[\d.:a-f]+)?\)\s?"), "pid"),
 )
 _OWN_WORDS = re.compile(r"\[[Rr]ank[:=]? ?(\d{1,6})\] ")
 """What programs put in front of their own lines (Lightning writes ``[rank: 0] ``); torch's words, where they are there, count."""
+_LOGGED = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]{1,100}\.py:\d{1,6}\] ?")
+"""What vLLM repeats in front of every line of a message, those of a traceback included."""
 _CRI = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([FP]) ")
 _INNER_RANK = re.compile(r"\[rank(\d{1,6})\]:")
 _NCCL_HEAD = re.compile(r"([\w.-]{1,100}):(\d{1,9}):\d{1,9} \[(\d{1,3})\]")
@@ -60,6 +63,7 @@ _GLUED = re.compile(
 MAX_GLUED = 64
 """Messages that are looked for in one line; the last one keeps the rest."""
 _BEGINNINGS = frozenset("[( 0123456789")
+_LEVELS = frozenset("DIWEC")
 
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _TIME = re.compile(rf"(?:{_STAMP}|\[{_STAMP}\])[ \t]")
@@ -144,6 +148,8 @@ def parse(line: str, base: Speaker) -> tuple[Speaker, str]:
             if found is None:
                 break
             speaker, rest = replace(speaker, rank=int(found[1])), rest[found.end() :]
+    if rest is not line and rest[:1] in _LEVELS and (found := _LOGGED.match(rest)) is not None:
+        rest = rest[found.end() :]
     return _with_inner(speaker, rest)
 
 

@@ -356,3 +356,30 @@ def test_what_a_test_prints_is_no_finding_where_all_tests_passed(tmp_path: Path,
 
 def test_tests_that_passed_before_a_job_do_not_make_it_a_healthy_one(tmp_path: Path) -> None:
     assert diagnosed(tmp_path, job=[*SESSION, "===== 12 passed in 3.11s =====", *met(0, 1)]).status is Status.HANG
+
+
+LOGGED = "ERROR 11-02 09:01:00 [executor.py:527] "
+OUT_OF_MEMORY = [*RAISED[:3], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB."]
+
+
+@pytest.mark.parametrize(
+    ("worker", "ranks"), [("VllmWorker rank=1", (1,)), ("Worker_TP1", (1,)), ("Worker_TP1_EP1", (1,)), ("Worker_PP1_TP0", ())]
+)
+def test_a_worker_of_vllm_writes_its_head_before_every_line(tmp_path: Path, worker: str, ranks: tuple[int, ...]) -> None:
+    parents = [*RAISED[:3], "RuntimeError: Worker failed with error 'CUDA out of memory.', please check the stack trace above"]
+    mine = says(f"({worker} pid=241) {LOGGED}", OUT_OF_MEMORY)
+    finding = first(tmp_path, [*mine, *says(f"(EngineCore_DP0 pid=9) {LOGGED}", parents), *says(LOGGED, parents)])
+    assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.CRASH, Cause.OUT_OF_MEMORY, ranks)
+
+
+@pytest.mark.parametrize("node", ["node_id=ab2, ", ""])
+def test_rays_list_says_which_process_is_which_rank(tmp_path: Path, node: str) -> None:
+    listed = [f"(Trainer pid=7) - ({node}ip=10.0.3.{rank // 2}, pid={40 + rank}) world_rank={rank}, local_rank={rank % 2}"
+              for rank in range(4)]  # fmt: skip
+    finding = first(tmp_path, [*listed, *HEAD[1:], *says("(TrainWorker pid=42, ip=10.0.3.1) ", RAISED)])
+    assert (finding.cause, finding.culprit_ranks) == (Cause.EXCEPTION, (2,))
+
+
+def test_a_number_of_a_process_that_two_machines_have_is_no_rank(tmp_path: Path) -> None:
+    listed = [f"(Trainer pid=7) - (ip=10.0.3.{rank}, pid=42) world_rank={rank}, local_rank=0" for rank in range(2)]
+    assert first(tmp_path, [*listed, *HEAD[1:], *says("(TrainWorker pid=42, ip=10.0.3.1) ", RAISED)]).culprit_ranks == ()
