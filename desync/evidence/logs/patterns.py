@@ -41,7 +41,7 @@ DESYNC_LAGGING = re.compile(
 DESYNC_NEVER = re.compile(r"ranks \[(?P<ranks>[\d, ]{1,4000})\].{0,200}never joined any")
 
 STACK_HEAD = "Stack trace of the failed collective:"
-STACK_FRAME = re.compile(r"\s*#\d{1,3} (\S{1,300}) from (.{1,1000}):(\d{1,7})\s*$")
+STACK_FRAME = re.compile(r"\s*#(\d{1,3}) (\S{1,300}) from (.{1,1000}):(\d{1,7})\s*$")
 
 FINGERPRINT = re.compile(
     r"CollectiveFingerPrint\(SequenceNumber=(\d{1,18}),? ?OpType=(\w{1,60})"

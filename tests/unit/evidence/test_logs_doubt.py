@@ -16,7 +16,7 @@ from desync.evidence.mixture import gather
 from desync.evidence.sources import find
 from desync.model import Cause, Certainty, Diagnosis, Finding, Status
 
-from .log_samples import Stuck, timeout_lines
+from .log_samples import Stuck, head, timeout_lines
 
 HEAD = ["world_size=4 backend=nccl torch=2.7.1+cu121", *(f"step {each} loss 2" for each in range(20))]
 RAISED = ["Traceback (most recent call last):", '  File "/ws/train.py", line 10, in main', "    x = y[3]", "IndexError: list"]
@@ -383,3 +383,51 @@ def test_rays_list_says_which_process_is_which_rank(tmp_path: Path, node: str) -
 def test_a_number_of_a_process_that_two_machines_have_is_no_rank(tmp_path: Path) -> None:
     listed = [f"(Trainer pid=7) - (ip=10.0.3.{rank}, pid=42) world_rank={rank}, local_rank=0" for rank in range(2)]
     assert first(tmp_path, [*listed, *HEAD[1:], *says("(TrainWorker pid=42, ip=10.0.3.1) ", RAISED)]).culprit_ranks == ()
+
+
+def with_stack(rank: int, op: str, *frames: str) -> tuple[list[str], list[str]]:
+    """What a rank prints at its time-out down to the head of the stack, and the stack."""
+    lines = list(timeout_lines("2.6", Stuck(rank, 100, op=op)))
+    return [*lines[:2], f"{head('2.6', 'E', rank)}Stack trace of the failed collective: "], [
+        f"#{number} {frame}" for number, frame in enumerate(frames)
+    ]
+
+
+C10 = "from /env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3346"
+IN_BACKWARD = ("_run_backward from /env/lib/python3.11/site-packages/torch/autograd/graph.py:825", "train from /ws/loop.py:190")
+IN_METRICS = (f"all_gather {C10}", "log_metrics from /ws/logs.py:88", "train from /ws/loop.py:214")
+STACKS = [
+    with_stack(rank, "ALLGATHER" if rank == 1 else "ALLREDUCE", *(IN_METRICS if rank == 1 else IN_BACKWARD)) for rank in range(4)
+]
+
+
+def test_that_a_line_is_further_down_says_little_in_a_loop(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *(line for begin, stack in STACKS for line in (*begin, *stack))])
+    assert (finding.cause, finding.certainty, finding.culprit_ranks) == (Cause.SKIPPED_COLLECTIVE, Certainty.POSSIBLE, (1,))
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_stacks_of_which_the_lines_are_mixed_are_nobodys(tmp_path: Path, heads_first: bool) -> None:
+    frames = [stack[depth] for depth in range(3) for _, stack in STACKS if depth < len(stack)]
+    begins = [line for begin, _ in STACKS for line in begin]
+    if not heads_first:  # the first head and frame come before the others
+        begins, frames = [*STACKS[0][0], frames[0], *begins[len(STACKS[0][0]) :]], frames[1:]
+    finding = first(tmp_path, [*HEAD, *begins, *frames])
+    assert (finding.cause, finding.certainty) == (Cause.RANK_ONLY_COLLECTIVE, Certainty.POSSIBLE)
+    assert finding.divergence is not None
+    assert all(each.operation is None or each.operation.call.site is None for each in finding.divergence.by_rank.values())
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_where_every_frame_says_whose_it_is_they_may_be_mixed(tmp_path: Path, twice: bool) -> None:
+    mixed = [f"[rank{rank}]: {stack[depth]}" for depth in range(3) for rank, (_, stack) in enumerate(STACKS)
+             if depth < len(stack)]  # fmt: skip
+    lines = [line for begin, _ in STACKS for line in begin] + mixed
+    finding = first(tmp_path, [*HEAD, *lines, *(lines if twice else [])])
+    assert "logs.py:88" in finding.summary
+    assert "loop.py:190" in finding.summary
+
+
+def test_a_culprit_whose_line_is_not_known_is_no_proven_one(tmp_path: Path) -> None:
+    lines = [line for rank, (begin, stack) in enumerate(STACKS) for line in (*begin, *(stack if rank != 1 else []))]
+    assert first(tmp_path, [*HEAD, *lines]).certainty is Certainty.POSSIBLE
