@@ -1,7 +1,7 @@
 """A barrier or a single number that met a bucket: two calls, and no argument that differs.
 
-NCCL's barrier is an all_reduce of one element, and so is a loss or a flag that ranks agree on; gradients come in buckets of many
-thousands.  Where both meet under one number, a rank is a call ahead of the others, or behind.
+NCCL's barrier is an all_reduce of one element, and so is a loss or a flag that ranks agree on; gradients come in buckets of
+many thousands.  Where both meet under one number, a rank is a call ahead of the others, or behind.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def told_apart(finding: Finding, evidence: Evidence) -> Finding:
         cause=cause,
         certainty=Certainty.POSSIBLE,
         summary=(
-            f"{capital(named(alone))} {verb(alone, 'is', 'are')} in an all_reduce of one element (#{one.seq}), as a barrier or a "
-            f"single number makes it, and {named(many)} in {called(other)}: these are two calls, which met under one number."
+            f"{capital(named(alone))} {verb(alone, 'is', 'are')} in an all_reduce of one element (#{one.seq}), as a barrier or "
+            f"a single number makes it, and {named(many)} in {called(other)}: these are two calls, which met under one number."
         ),
         advice=advice(cause),
         evidence=(*finding.evidence, *_errors_before(finding, evidence)),

@@ -22,6 +22,7 @@ from desync.evidence.logs.facts import (
     Trouble,
 )
 from desync.evidence.logs.kernel import gpu_fault
+from desync.evidence.logs.ray import ray_worker
 from desync.evidence.logs.speakers import Line, nccl_head
 
 MAX_FACTS = 100_000
@@ -303,15 +304,6 @@ def communicator(line: Line, facts: Facts) -> bool:
         return False
     facts.communicators.append(Communicator(head[0], head[1], int(found[1]), int(found[2])))
     facts.speakers[line.speaker] = None
-    return True
-
-
-def ray_worker(line: Line, facts: Facts) -> bool:
-    """Ray Train's list of its processes: behind the number in front of their lines stands the rank."""
-    found = p.RAY_WORKER.search(line.text)
-    if found is None or len(facts.placed) >= MAX_FACTS:
-        return False
-    facts.placed[(found[1], int(found[2]))] = int(found[3])
     return True
 
 

@@ -313,8 +313,8 @@ class _Reading:
         for index in range(self._counted, len(timeouts)):
             self._timeout_of[timeouts[index].speaker] = index
         self._counted = len(timeouts)
-        if (index := self._timeout_of.get(speaker)) is not None:
-            self.stacks.begin(speaker, index, self.log.facts)
+        if (newest := self._timeout_of.get(speaker)) is not None:
+            self.stacks.begin(speaker, newest, self.log.facts)
 
     def _look_at_exit(self) -> None:
         """Before the first end of a process that a launcher tells of: whether it was aborted in its exit."""
@@ -335,7 +335,7 @@ class _Reading:
         return not self._taken_down and self._failed_at is not None and self._done_after(self._failed_at, least)
 
     def _passed_tests(self) -> str | None:
-        """pytest's last word, if this is the log of a session of which all tests passed: what failed in it had to, or is quoted."""
+        """pytest's last word, where this is a session's log and all tests passed: what failed in it had to, or is quoted."""
         begun = self.scanner.head.find(p.TESTS_BEGIN)
         if self._failed_at is None or not 0 <= begun < self._failed_at:
             return None

@@ -48,7 +48,7 @@ _PREFIXES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\([\w.<>:]{1,100} pid=(\d{1,9})(?:, ip=[\d.:a-f]+)?\)\s?"), "pid"),
 )
 _OWN_WORDS = re.compile(r"\[[Rr]ank[:=]? ?(\d{1,6})\] ")
-"""What programs put in front of their own lines (Lightning writes ``[rank: 0] ``); torch's words, where they are there, count."""
+"""What programs put in front of their own lines (Lightning: ``[rank: 0] ``); where torch names a rank, that counts."""
 _LOGGED = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]{1,100}\.py:\d{1,6}\] ?")
 """What vLLM repeats in front of every line of a message, those of a traceback included."""
 _CRI = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([FP]) ")

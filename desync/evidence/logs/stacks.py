@@ -1,7 +1,7 @@
 """The stacks of calls that torch prints below a time-out, each for the operation that it belongs to.
 
-Only the head of a stack says whose it is.  Where the frames of several ranks are mixed line by line nothing tells which is whose:
-their numbers no longer count up, and none of these stacks is used.
+Only the head of a stack says whose it is.  Where the frames of several ranks are mixed line by line nothing tells which is
+whose: their numbers no longer count up, and none of these stacks is used.
 """
 
 from __future__ import annotations

@@ -397,7 +397,8 @@ C10 = "from /env/lib/python3.11/site-packages/torch/distributed/distributed_c10d
 IN_BACKWARD = ("_run_backward from /env/lib/python3.11/site-packages/torch/autograd/graph.py:825", "train from /ws/loop.py:190")
 IN_METRICS = (f"all_gather {C10}", "log_metrics from /ws/logs.py:88", "train from /ws/loop.py:214")
 STACKS = [
-    with_stack(rank, "ALLGATHER" if rank == 1 else "ALLREDUCE", *(IN_METRICS if rank == 1 else IN_BACKWARD)) for rank in range(4)
+    with_stack(rank, "ALLGATHER" if rank == 1 else "ALLREDUCE", *(IN_METRICS if rank == 1 else IN_BACKWARD))
+    for rank in range(4)
 ]
 
 
