@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from desync.diagnosis import aftermath, exchanges, hearsay
+from desync.diagnosis import aftermath, exchanges, hearsay, scalars
 from desync.diagnosis.advice import advice
 from desync.diagnosis.board import lay_out
 from desync.diagnosis.habits import DID, Change, newest_break, odd_one
@@ -171,10 +171,11 @@ def _weighed(finding: Finding, evidence: Evidence) -> Finding:
         return finding
     if _has_lines(finding):
         told = _is_recorded(finding) and (finding.cause is Cause.ARGUMENT_MISMATCH or _has_past(finding, evidence))
-        return finding if told else replace(finding, certainty=Certainty.POSSIBLE)
+        sure = told and not _by_numbers_alone(finding, evidence)
+        return finding if sure else replace(finding, certainty=Certainty.POSSIBLE)
     seq, name = finding.divergence.seq, finding.divergence.group.name
     if any(claim.kind is ClaimKind.MISMATCH and claim.seq == seq for claim in evidence.claims):
-        finding = replace(finding, status=Status.CRASH)  # torch has compared them itself, and raises at once
+        finding = scalars.told_apart(replace(finding, status=Status.CRASH), evidence)  # torch has compared them itself
         if finding.cause is Cause.ARGUMENT_MISMATCH:
             return finding
     if len(finding.culprit_ranks) == 1:
@@ -184,6 +185,7 @@ def _weighed(finding: Finding, evidence: Evidence) -> Finding:
             cause = _CHANGES.get(broken.change)
             if cause is not None:
                 return replace(finding, cause=cause, certainty=Certainty.LIKELY)
+    finding = scalars.told_apart(finding, evidence)
     both = "without the lines of the calls, one call too few and one too many look alike"
     lines = finding.evidence if finding.cause is Cause.ARGUMENT_MISMATCH else (*finding.evidence, both)
     return replace(finding, certainty=Certainty.POSSIBLE, evidence=lines)
@@ -209,9 +211,23 @@ def _has_past(finding: Finding, evidence: Evidence) -> bool:
 
 
 def _has_lines(finding: Finding) -> bool:
+    """Whether the lines of the calls are known, of who is blamed as well as of others."""
     assert finding.divergence is not None  # noqa: S101 - the caller has looked
-    standing = finding.divergence.by_rank.values()
-    return any(each.operation is not None and each.operation.call.site is not None for each in standing)
+    came = {rank: each.operation for rank, each in finding.divergence.by_rank.items() if each.operation is not None}
+    lines = {rank for rank, operation in came.items() if operation.call.site is not None}
+    blamed = set(finding.culprit_ranks) & set(came)
+    sides = (blamed, set(came) - blamed)
+    return bool(lines) and all(not side or not side.isdisjoint(lines) for side in sides)
+
+
+def _by_numbers_alone(finding: Finding, evidence: Evidence) -> bool:
+    """Whether only the numbers of lines say that a rank left something out: in a loop a later line may come before another."""
+    assert finding.divergence is not None  # noqa: S101 - the caller has looked
+    standing, blamed = finding.divergence.by_rank, finding.culprit_ranks
+    own = {operation.call.site for rank in blamed if rank in standing and (operation := standing[rank].operation) is not None}
+    others = [trace for rank in standing if rank not in blamed and (trace := evidence.trace(rank)) is not None]
+    sites = {call.site for trace in others for call in trace.operations.calls}
+    return finding.cause is Cause.SKIPPED_COLLECTIVE and own.isdisjoint(sites)
 
 
 def _without_findings(evidence: Evidence, status: Status) -> Status:

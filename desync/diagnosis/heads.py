@@ -5,7 +5,7 @@ operation does not mean that it takes part in it.  What counts is the oldest unf
 rank whose head is elsewhere waits itself; the ranks at the ends of these chains are the roots:
 
 - *idle*: it has nothing unfinished and did not come;
-- *lagging*: the others have finished the operation, it has not: its device stands;
+- *lagging*: the others have finished the operation, which takes all, and it has not: its device stands;
 - *unseen*: nothing is known of it;
 - *together*: all members have the same operation as their head, and it does not finish.
 
@@ -143,7 +143,8 @@ def _examine(found: Standstill, place: Place) -> None:
             continue
         if _passed(group, member, seq):
             # Where most have not finished, it is no fault of theirs: the first to finish was merely early.
-            _root(found, Root.LAGGING if 2 * len(here) <= len(group.group.ranks) else Root.TOGETHER, place, here)
+            held = 2 * len(here) <= len(group.group.ranks) and _needed_all(found, group, member, place)
+            _root(found, Root.LAGGING if held else Root.TOGETHER, place, here)
         elif member in found.heads:
             waited.add(member)
         elif not _is_at(group, member, seq):
@@ -165,6 +166,22 @@ def _passed(group: GroupBoard, member: int, seq: int) -> bool:
         return False
     operation = lane.at(seq)
     return seq < lane.first if operation is None else bool(operation.completed) and not operation.failed
+
+
+_ONE_SIDED = frozenset({"broadcast", "reduce", "scatter", "gather"})
+"""What a member can finish although others have not even come: who has only to send is done when its data is on the way."""
+
+
+def _needed_all(found: Standstill, group: GroupBoard, member: int, place: Place) -> bool:
+    """Whether a member that has passed an operation could do so only because all others took part."""
+    ops = {found.heads[rank].operation.call.op for rank in found.at(place)}
+    if group.kind == "p2p":
+        return "recv" not in ops  # its partner has sent, and a send is over before anybody takes it
+    if ops.isdisjoint(_ONE_SIDED):
+        return True
+    lane, table = group.lanes[member], group.lanes[member].trace.operations
+    later = [row for row in lane.rows[max(0, place[1] + 1 - lane.first) :] if table.completed[row] > 0]
+    return any(table.calls[table.call[row]].op not in (*_ONE_SIDED, "unrecorded") for row in later)
 
 
 def _is_at(group: GroupBoard, member: int, seq: int) -> bool:

@@ -216,6 +216,8 @@ class Facts:
     rendezvous: dict[int, dict[tuple[int | None, int | None], Joining]] = field(default_factory=dict)
     """By key of the barrier the newest line of each rank, by the rank in the line and that of the speaker."""
     communicators: list[Communicator] = field(default_factory=list)
+    placed: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Ranks by address and process, as who started them says."""
     speakers: dict[Speaker, None] = field(default_factory=dict)
     launched: bool = False
     """torchrun speaks: tasks and files may be those of its nodes."""

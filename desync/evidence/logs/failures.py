@@ -24,6 +24,7 @@ TOLD_OTHERWISE = (
     "op.preamble.length <= op.nbytes",
     p.REFUSED,
     NO_LISTENER,
+    *("Worker failed with error '", "Engine core initialization failed", "EngineCore encountered an issue"),  # vLLM's parents
 )
 """Errors that say something about other ranks: that is a claim or an operation, and no failure of who prints it."""
 

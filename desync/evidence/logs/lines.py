@@ -29,6 +29,7 @@ ANCHORS: tuple[bytes, ...] = (
     b"NVRM: Xid (PCI:",
     b" exited on signal ",
     b"Setting OMP_NUM_THREADS",
+    b" world_rank=",
     b"world_size",
     b"world size",
 )

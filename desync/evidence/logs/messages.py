@@ -22,6 +22,7 @@ from desync.evidence.logs.facts import (
     Trouble,
 )
 from desync.evidence.logs.kernel import gpu_fault
+from desync.evidence.logs.ray import ray_worker
 from desync.evidence.logs.speakers import Line, nccl_head
 
 MAX_FACTS = 100_000
@@ -424,6 +425,7 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("client socket has timed out", _trouble("no_server", p.NO_SERVER)),
     ("clients joined", clients),
     ("Init COMPLETE", communicator),
+    ("world_rank=", ray_worker),
     ("port active", _trouble("network_back", p.NETWORK_BACK)),
     ("NCCL WARN", network),
     ("closed by remote peer", _trouble("peer_gone", p.PEER_GONE)),

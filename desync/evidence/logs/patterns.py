@@ -41,7 +41,7 @@ DESYNC_LAGGING = re.compile(
 DESYNC_NEVER = re.compile(r"ranks \[(?P<ranks>[\d, ]{1,4000})\].{0,200}never joined any")
 
 STACK_HEAD = "Stack trace of the failed collective:"
-STACK_FRAME = re.compile(r"\s*#\d{1,3} (\S{1,300}) from (.{1,1000}):(\d{1,7})\s*$")
+STACK_FRAME = re.compile(r"\s*#(\d{1,3}) (\S{1,300}) from (.{1,1000}):(\d{1,7})\s*$")
 
 FINGERPRINT = re.compile(
     r"CollectiveFingerPrint\(SequenceNumber=(\d{1,18}),? ?OpType=(\w{1,60})"
@@ -107,6 +107,8 @@ JOINING = re.compile(
 CLIENTS = re.compile(r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,7})/(\d{1,7}) clients joined")
 
 COMMUNICATOR = re.compile(r"ncclCommInitRank\w* comm \S{1,40} rank (\d{1,7}) nranks (\d{1,7}) .{0,200}Init COMPLETE")
+RAY_WORKER = re.compile(r"\((?:node_id=\w{1,100}, )?ip=([\w.:]{1,60}), pid=(\d{1,9})\) world_rank=(\d{1,7})\b")
+"""Ray Train's list of the processes that it has started."""
 NETWORK_WORD = "NCCL WARN "
 NETWORK = re.compile(  # to be matched once, at the first NETWORK_WORD of a line
     r"NCCL WARN .{0,40}?(?:Got completion from peer .{1,80}?(?:error|status=) ?(?:12|5|10|11)\b|"
@@ -161,6 +163,11 @@ DONE = re.compile(
 )
 """With these (in small letters) a program says that its work is done.  They are looked for only at a log's end and before a
 late failure, in the lines that hold one of DONE_WORDS."""
+TESTS_BEGIN = b"= test session starts ="
+TESTS_PASSED = re.compile(
+    r"=* ?(\d{1,7} passed(?:, \d{1,7} (?:skipped|deselected|xfailed|xpassed|warnings?|rerun)){0,6} in [\d.]{1,12}s)\b"
+)
+"""pytest's last line where nothing failed."""
 DONE_OF_ALL = re.compile(r"before program exit|^wandb: |\bjob (?:completed|finished)\b")
 """Of these, what is printed after a crash as well: the script that runs the job says so whatever became of it."""
 AFTERMATH = re.compile(

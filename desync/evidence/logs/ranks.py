@@ -84,7 +84,7 @@ def resolve(facts: Facts) -> Ranks:
     files_are_ranks = files >= 0 and (files + 1 >= world > 0 or (world == 0 and not launched))
     ranks = Ranks(
         world=max(world, files + 1 if files_are_ranks else 0),
-        single_node=len(hosts) <= 1 and _on_one_node(facts, world),
+        single_node=max(len(hosts), len({address for address, _ in facts.placed})) <= 1 and _on_one_node(facts, world),
         tasks_are_ranks=_tasks_are_ranks(facts.tasks, world, launched),
         files_are_ranks=files_are_ranks,
         by_pid=by_pid,
@@ -122,6 +122,8 @@ def _pids(facts: Facts) -> tuple[dict[tuple[str | None, int], int], dict[int, in
     seen: defaultdict[int, set[int]] = defaultdict(set)
     for (_, pid), rank in by_pid.items():
         seen[pid].add(rank)
+    for (_, pid), rank in facts.placed.items():
+        seen[pid].add(rank)
     for speaker in facts.speakers:
         if speaker.pid is not None and speaker.rank is not None:
             seen[speaker.pid].add(speaker.rank)
@@ -133,6 +135,7 @@ def _world(facts: Facts) -> int:
     sizes = [*facts.world_sizes, *(each.size for each in facts.communicators), *(each.world for each in facts.joining)]
     sizes += [speaker.rank + 1 for speaker in facts.speakers if speaker.rank is not None]
     sizes += [speaker.file_rank + 1 for speaker in facts.speakers if speaker.file_rank is not None]
+    sizes += [rank + 1 for rank in facts.placed.values()]
     sizes += [each.rank + 1 for each in facts.ended if each.rank is not None]
     sizes += [rank + 1 for each in facts.barriers for rank in (*each.missing, each.reached, each.by) if rank is not None]
     sizes += [rank + 1 for each in facts.lagging for rank in each.ranks]

@@ -24,6 +24,7 @@ from desync.evidence.logs.speakers import (
     unglued,
     unwrapped,
 )
+from desync.evidence.logs.stacks import Stacks
 from desync.evidence.logs.summary import Summary, merge_repeated
 from desync.evidence.logs.tracebacks import Tracebacks
 from desync.evidence.logs.victims import is_victim
@@ -112,8 +113,7 @@ class _Reading:
         """Where the first of the exceptions ended that wait for more of their message."""
         self.summary = Summary()
         self._parts: dict[str, str] = {}
-        self._stack_of: dict[Speaker, int] = {}
-        self._newest_stack: int | None = None
+        self.stacks = Stacks()
         self._timeout_of: dict[Speaker, int] = {}
         """The newest time-out of each speaker, among the first ``_counted``."""
         self._counted = 0
@@ -258,7 +258,7 @@ class _Reading:
             self.scanner.follow = max(self.scanner.follow, FOLLOW_TRACEBACK if self.tracebacks.open else 8)
             return False  # its last line can be a message as well
         if line.text.startswith(("#", " #")) and (frame := p.STACK_FRAME.match(line.text)) is not None:
-            self._stack_frame(line.speaker, frame[1], frame[2], int(frame[3]))
+            self.stacks.frame(line.speaker, int(frame[1]), Frame(frame[2], frame[3], int(frame[4])), facts)
             return True
         return False
 
@@ -280,7 +280,7 @@ class _Reading:
             self.log.facts.launched = True
             self._looked, self._known, self._taken_down = False, 0, False
             self._settled, self._raised, self._cancelled_at = False, [], None
-            self._timeout_of, self._counted = {}, 0
+            self._timeout_of, self._counted, self.stacks = {}, 0, Stacks()
 
     def _after(self, line: Line) -> None:
         facts = self.log.facts
@@ -313,16 +313,8 @@ class _Reading:
         for index in range(self._counted, len(timeouts)):
             self._timeout_of[timeouts[index].speaker] = index
         self._counted = len(timeouts)
-        self._newest_stack = self._timeout_of.get(speaker)
-        if self._newest_stack is not None:
-            self._stack_of[replace(speaker, rank=None)] = self._newest_stack
-
-    def _stack_frame(self, speaker: Speaker, function: str, file: str, line: int) -> None:
-        index = self._stack_of.get(replace(speaker, rank=None), self._newest_stack)
-        if index is not None:
-            frames = self.log.facts.stacks.setdefault((index, 0), [])
-            if len(frames) < 64:
-                frames.append(Frame(function, file, line))
+        if (newest := self._timeout_of.get(speaker)) is not None:
+            self.stacks.begin(speaker, newest, self.log.facts)
 
     def _look_at_exit(self) -> None:
         """Before the first end of a process that a launcher tells of: whether it was aborted in its exit."""
@@ -341,6 +333,14 @@ class _Reading:
     def _went_on(self, least: int = LEAST_AFTER) -> bool:
         """Whether the job went on after the newest error in this file and says at its end that its work is done."""
         return not self._taken_down and self._failed_at is not None and self._done_after(self._failed_at, least)
+
+    def _passed_tests(self) -> str | None:
+        """pytest's last word, where this is a session's log and all tests passed: what failed in it had to, or is quoted."""
+        begun = self.scanner.head.find(p.TESTS_BEGIN)
+        if self._failed_at is None or not 0 <= begun < self._failed_at:
+            return None
+        lines = [line for line in plain(self.scanner.after(self._failed_at)).splitlines() if line.strip()]
+        return next((found[1] for line in lines[-3:] if (found := p.TESTS_PASSED.match(line)) is not None), None)
 
     def _done_after(self, place: int, least: int = 0) -> bool:
         """Whether more than so many lines come after a place, and in them words of success that no crash is followed by."""
@@ -366,8 +366,11 @@ class _Reading:
         facts = self.log.facts
         if facts.failed:
             self._look_for_sizes(text)
-        if facts.failed and not facts.ended and self._went_on():
+        passed = self._passed_tests() if facts.failed and not facts.ended else None
+        if facts.failed and not facts.ended and (passed is not None or self._went_on()):
             facts.forget(self.base.file)
+        if passed is not None and not facts.failed and facts.finished is None:
+            facts.finished, facts.finished_text = self.log.next_order(), passed
         if facts.finished is None and (not facts.failed or (_only_others_failed(facts) and self._went_on(least=0))):
             self._look_for_end(text, self.log.next_order())
         if self._cancelled_at is not None and self._done_after(self._cancelled_at):

@@ -44,8 +44,13 @@ _PREFIXES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\[(?:[\w.-]{1,100}@)?\d{1,9},(\d{1,6})\]<std(?:out|err)>:\s?"), "rank"),
     (re.compile(r"\[[A-Za-z_]{1,32}(\d{1,5})\]:\s?"), "local"),
     (re.compile(r"\s{0,6}(\d{1,5}): "), "task"),
+    (re.compile(r"\((?:VllmWorker rank=|Worker_[TP]P)(\d{1,6})(?:_EP\d{1,6})? pid=\d{1,9}\)\s?"), "rank"),
     (re.compile(r"\([\w.<>:]{1,100} pid=(\d{1,9})(?:, ip=[\d.:a-f]+)?\)\s?"), "pid"),
 )
+_OWN_WORDS = re.compile(r"\[[Rr]ank[:=]? ?(\d{1,6})\] ")
+"""What programs put in front of their own lines (Lightning: ``[rank: 0] ``); where torch names a rank, that counts."""
+_LOGGED = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]{1,100}\.py:\d{1,6}\] ?")
+"""What vLLM repeats in front of every line of a message, those of a traceback included."""
 _CRI = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([FP]) ")
 _INNER_RANK = re.compile(r"\[rank(\d{1,6})\]:")
 _NCCL_HEAD = re.compile(r"([\w.-]{1,100}):(\d{1,9}):\d{1,9} \[(\d{1,3})\]")
@@ -58,13 +63,14 @@ _GLUED = re.compile(
 MAX_GLUED = 64
 """Messages that are looked for in one line; the last one keeps the rest."""
 _BEGINNINGS = frozenset("[( 0123456789")
+_LEVELS = frozenset("DIWEC")
 
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _TIME = re.compile(rf"(?:{_STAMP}|\[{_STAMP}\])[ \t]")
 _SHAPES = tuple(
     re.compile(shape)
     for shape in (
-        r"\[(?:pod/)?[\w.-]{1,100}(?:/[\w.-]{1,100})*\] ",  # kubectl logs --prefix, clush
+        r"\[(?!rank\d)(?:pod/)?[\w.-]{1,100}(?:/[\w.-]{1,100})*\] ",  # kubectl logs --prefix, clush
         r"[\w.-]{1,100} *\| ",  # docker compose
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}(?:\[\d{1,9}\])?: ",  # the system's journal
         r"(?!\d{1,5}: )[\w.-]{1,100}: ",  # pdsh; a number alone is srun's label
@@ -138,7 +144,12 @@ def parse(line: str, base: Speaker) -> tuple[Speaker, str]:
                 rest = rest[found.end() :]
                 break
         else:
-            break
+            found = _OWN_WORDS.match(rest) if speaker.rank is None else None
+            if found is None:
+                break
+            speaker, rest = replace(speaker, rank=int(found[1])), rest[found.end() :]
+    if rest is not line and rest[:1] in _LEVELS and (found := _LOGGED.match(rest)) is not None:
+        rest = rest[found.end() :]
     return _with_inner(speaker, rest)
 
 

@@ -57,13 +57,13 @@ def _barriers(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
         return
     missing = {rank for each in lists for rank in each.missing}
     longest = max(lists, key=lambda each: len(each.missing))
-    heard = reached | {each.by for each in lists if each.by is not None}
-    if len(missing) == 1 and len(heard) + 1 < ranks.world and len(heard) > 1:
-        # Without wait_all_ranks rank 0 names the first that fails; all others that came say so themselves.  Numbers are those
-        # of the group, which may be smaller than the job: what is beyond the largest that is heard of may not be in it.
-        missing |= set(range(max(heard | missing))) - heard
+    text = longest.text
+    if len(missing) == 1 and not any("Ranks" in each.text for each in lists):
+        # Without wait_all_ranks rank 0 asks them in ascending order and stops at the first that fails: those below it have
+        # answered, whether or not the log has a word of theirs, and of those above nothing is known.
+        text += " (it asks in ascending order and stops there: of those above only who speaks is known to have come)"
     missing -= reached
-    yield _in_job(_absent(longest, tuple(sorted(missing)), longest.text), facts.barriers)
+    yield _in_job(_absent(longest, tuple(sorted(missing)), text), facts.barriers)
 
 
 def _in_job(claim: Claim, barriers: Iterable[Barrier]) -> Claim:

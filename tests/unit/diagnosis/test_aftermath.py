@@ -178,3 +178,12 @@ def test_what_messages_say_explains_what_records_show_and_never_overrules_it(
 def test_the_same_evidence_gives_the_same_answer() -> None:
     made = evidence(*waiting(1))
     assert interpret(made) == interpret(replace(made))
+
+
+@pytest.mark.parametrize(("last", "cause"), [("broadcast", Cause.UNKNOWN), ("all_reduce", Cause.STALLED_RANK)])
+def test_who_is_through_with_a_broadcast_says_nothing_of_the_devices_of_the_others(last: str, cause: Cause) -> None:
+    # Rank 0 is in an all_gather already, 1 and 2 are held in what came two calls before; nothing is known of rank 3.
+    made = [("0", call("broadcast")), ("0", call(last)), ("0", call("all_gather"))]
+    found = evidence(trace(0, made, done=2), trace(1, made, done=0), trace(2, made, done=0))
+    (finding,) = interpret(found).findings
+    assert (finding.cause, finding.culprit_ranks) == (cause, (3,) if cause is Cause.UNKNOWN else (1, 2))

@@ -16,7 +16,7 @@ from desync.evidence.mixture import gather
 from desync.evidence.sources import find
 from desync.model import Cause, Certainty, Diagnosis, Finding, Status
 
-from .log_samples import Stuck, timeout_lines
+from .log_samples import Stuck, head, timeout_lines
 
 HEAD = ["world_size=4 backend=nccl torch=2.7.1+cu121", *(f"step {each} loss 2" for each in range(20))]
 RAISED = ["Traceback (most recent call last):", '  File "/ws/train.py", line 10, in main', "    x = y[3]", "IndexError: list"]
@@ -189,6 +189,13 @@ def test_a_barrier_of_a_smaller_group_names_nobody_outside_of_it(tmp_path: Path)
     assert first(tmp_path, ["world_size=8 backend=gloo", *IN_BARRIER]).culprit_ranks == (2,)
 
 
+def test_ranks_below_the_first_absent_one_have_answered_and_those_above_are_open(tmp_path: Path) -> None:
+    listed = "[E ProcessGroupGloo.cpp:67] [Rank 0]: Rank 4 failed to pass monitoredBarrier in 30000 ms"
+    finding = first(tmp_path, ["world_size=8 backend=gloo", listed, *IN_BARRIER[2:], IN_BARRIER[2].replace("Rank 3", "Rank 7")])
+    assert finding.culprit_ranks == (4,)
+    assert any("ascending order" in line for line in finding.evidence)
+
+
 def test_its_ranks_are_turned_into_those_of_the_job(tmp_path: Path) -> None:
     lines = [f"[rank{rank}]:{line}" for rank, line in zip((4, 5, 7), IN_BARRIER, strict=True)]
     assert first(tmp_path, ["world_size=8 backend=gloo", *lines]).culprit_ranks == (6,)
@@ -301,3 +308,127 @@ def test_many_time_outs_of_one_rank_take_no_more_than_their_number() -> None:
     found = assemble(Facts(timeouts=[late(number) for number in range(1, 30_000)]))
     assert len(found.traces[0].operations) == 29_999
     assert time.process_time() - started < 10
+
+
+def met(one: int, many: int, elements: int = 25_000_000) -> list[str]:
+    """Ranks of which so many are in an all_reduce of one element, and the others in one of a bucket."""
+    stuck = [Stuck(rank, 100, elements=1 if rank < one else elements) for rank in range(one + many)]
+    return [line for each in stuck for line in timeout_lines("2.6", each)]
+
+
+def test_a_barrier_that_met_a_bucket_is_another_call_and_no_other_argument(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *met(1, 3)])
+    assert (finding.cause, finding.culprit_ranks, finding.certainty) == (Cause.SKIPPED_COLLECTIVE, (0,), Certainty.POSSIBLE)
+    assert "equal" not in finding.advice
+
+
+def test_a_bucket_that_met_a_barrier_as_well(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *met(3, 1)])
+    assert (finding.cause, finding.culprit_ranks) == (Cause.RANK_ONLY_COLLECTIVE, (3,))
+
+
+def test_sizes_of_one_kind_of_call_may_be_arguments(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *met(1, 3, elements=8)])
+    assert finding.cause is Cause.ARGUMENT_MISMATCH
+
+
+def test_what_the_rank_in_the_barrier_raised_before_is_told(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *says("[rank0]: ", RAISED), *met(1, 3)])
+    assert finding.cause is Cause.SKIPPED_COLLECTIVE
+    assert "rank 0 raised IndexError: list at train.py:10 in main and went on" in finding.evidence
+
+
+SESSION = ["=========== test session starts ===========", "collected 2 items", "tests/test_words.py::test_log "]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("===== 12 passed in 3.11s =====", Status.HEALTHY),
+        ("===== 12 passed, 2 warnings in 0.41s =====", Status.HEALTHY),
+        ("===== 1 failed, 11 passed in 3.11s =====", Status.HANG),
+    ],
+)
+def test_what_a_test_prints_is_no_finding_where_all_tests_passed(tmp_path: Path, end: str, status: Status) -> None:
+    lines = [*SESSION, *(f"INFO     words: {line}" for line in met(0, 1)), "PASSED", end]
+    assert diagnosed(tmp_path, job=lines).status is status
+
+
+def test_tests_that_passed_before_a_job_do_not_make_it_a_healthy_one(tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, job=[*SESSION, "===== 12 passed in 3.11s =====", *met(0, 1)]).status is Status.HANG
+
+
+LOGGED = "ERROR 11-02 09:01:00 [executor.py:527] "
+OUT_OF_MEMORY = [*RAISED[:3], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB."]
+
+
+@pytest.mark.parametrize(
+    ("worker", "ranks"), [("VllmWorker rank=1", (1,)), ("Worker_TP1", (1,)), ("Worker_TP1_EP1", (1,)), ("Worker_PP1_TP0", ())]
+)
+def test_a_worker_of_vllm_writes_its_head_before_every_line(tmp_path: Path, worker: str, ranks: tuple[int, ...]) -> None:
+    parents = [*RAISED[:3], "RuntimeError: Worker failed with error 'CUDA out of memory.', please check the stack trace above"]
+    mine = says(f"({worker} pid=241) {LOGGED}", OUT_OF_MEMORY)
+    finding = first(tmp_path, [*mine, *says(f"(EngineCore_DP0 pid=9) {LOGGED}", parents), *says(LOGGED, parents)])
+    assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.CRASH, Cause.OUT_OF_MEMORY, ranks)
+
+
+@pytest.mark.parametrize("node", ["node_id=ab2, ", ""])
+def test_rays_list_says_which_process_is_which_rank(tmp_path: Path, node: str) -> None:
+    listed = [f"(Trainer pid=7) - ({node}ip=10.0.3.{rank // 2}, pid={40 + rank}) world_rank={rank}, local_rank={rank % 2}"
+              for rank in range(4)]  # fmt: skip
+    finding = first(tmp_path, [*listed, *HEAD[1:], *says("(TrainWorker pid=42, ip=10.0.3.1) ", RAISED)])
+    assert (finding.cause, finding.culprit_ranks) == (Cause.EXCEPTION, (2,))
+
+
+def test_a_number_of_a_process_that_two_machines_have_is_no_rank(tmp_path: Path) -> None:
+    listed = [f"(Trainer pid=7) - (ip=10.0.3.{rank}, pid=42) world_rank={rank}, local_rank=0" for rank in range(2)]
+    assert first(tmp_path, [*listed, *HEAD[1:], *says("(TrainWorker pid=42, ip=10.0.3.1) ", RAISED)]).culprit_ranks == ()
+
+
+def with_stack(rank: int, op: str, *frames: str) -> tuple[list[str], list[str]]:
+    """What a rank prints at its time-out down to the head of the stack, and the stack."""
+    lines = list(timeout_lines("2.6", Stuck(rank, 100, op=op)))
+    return [*lines[:2], f"{head('2.6', 'E', rank)}Stack trace of the failed collective: "], [
+        f"#{number} {frame}" for number, frame in enumerate(frames)
+    ]
+
+
+C10 = "from /env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3346"
+IN_BACKWARD = ("_run_backward from /env/lib/python3.11/site-packages/torch/autograd/graph.py:825", "train from /ws/loop.py:190")
+IN_METRICS = (f"all_gather {C10}", "log_metrics from /ws/logs.py:88", "train from /ws/loop.py:214")
+STACKS = [
+    with_stack(rank, "ALLGATHER" if rank == 1 else "ALLREDUCE", *(IN_METRICS if rank == 1 else IN_BACKWARD))
+    for rank in range(4)
+]
+
+
+def test_that_a_line_is_further_down_says_little_in_a_loop(tmp_path: Path) -> None:
+    finding = first(tmp_path, [*HEAD, *(line for begin, stack in STACKS for line in (*begin, *stack))])
+    assert (finding.cause, finding.certainty, finding.culprit_ranks) == (Cause.SKIPPED_COLLECTIVE, Certainty.POSSIBLE, (1,))
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_stacks_of_which_the_lines_are_mixed_are_nobodys(tmp_path: Path, heads_first: bool) -> None:
+    frames = [stack[depth] for depth in range(3) for _, stack in STACKS if depth < len(stack)]
+    begins = [line for begin, _ in STACKS for line in begin]
+    if not heads_first:  # the first head and frame come before the others
+        begins, frames = [*STACKS[0][0], frames[0], *begins[len(STACKS[0][0]) :]], frames[1:]
+    finding = first(tmp_path, [*HEAD, *begins, *frames])
+    assert (finding.cause, finding.certainty) == (Cause.RANK_ONLY_COLLECTIVE, Certainty.POSSIBLE)
+    assert finding.divergence is not None
+    assert all(each.operation is None or each.operation.call.site is None for each in finding.divergence.by_rank.values())
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_where_every_frame_says_whose_it_is_they_may_be_mixed(tmp_path: Path, twice: bool) -> None:
+    mixed = [f"[rank{rank}]: {stack[depth]}" for depth in range(3) for rank, (_, stack) in enumerate(STACKS)
+             if depth < len(stack)]  # fmt: skip
+    lines = [line for begin, _ in STACKS for line in begin] + mixed
+    finding = first(tmp_path, [*HEAD, *lines, *(lines if twice else [])])
+    assert "logs.py:88" in finding.summary
+    assert "loop.py:190" in finding.summary
+
+
+def test_a_culprit_whose_line_is_not_known_is_no_proven_one(tmp_path: Path) -> None:
+    lines = [line for rank, (begin, stack) in enumerate(STACKS) for line in (*begin, *(stack if rank != 1 else []))]
+    assert first(tmp_path, [*HEAD, *lines]).certainty is Certainty.POSSIBLE

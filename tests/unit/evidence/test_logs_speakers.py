@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from desync.evidence.logs.speakers import bared, line_shape
+from desync.evidence.logs.speakers import Speaker, bared, line_shape, parse
 
 
 def bare(line: str, head: str) -> str:
@@ -43,3 +43,13 @@ def test_a_bar_that_was_glued_to_a_line_is_taken_off_but_a_bar_alone_stays() -> 
     bar = "Epoch 3:  41%|████▏     | 410/1000 [02:10<03:01,  3.1it/s, loss=1.2]"
     assert bared(f"{bar}Traceback (most recent call last):", None) == (bar, "Traceback (most recent call last):")
     assert bared(bar, None) == ("", bar)
+
+
+@pytest.mark.parametrize("head", ["[rank6] ", "[rank 6] ", "[Rank 6] ", "[rank: 6] "])
+def test_a_rank_that_a_program_puts_in_front_of_its_lines(head: str) -> None:
+    assert parse(f"{head}WARNING CUDA out of memory", Speaker()) == (Speaker(rank=6), "WARNING CUDA out of memory")
+    assert bare(f"{head}x", f"{head}step 1\n" * 9) == f"{head}x"  # and no collector's
+
+
+def test_torchs_own_word_on_the_rank_counts_more_than_the_programs() -> None:
+    assert parse("[rank3]: [rank 1] is late", Speaker()) == (Speaker(rank=3), "[rank 1] is late")
