@@ -77,9 +77,15 @@ def _lasts(board: Board, ends: Mapping[int, Ending]) -> dict[int, _Last]:
         return found
     # One that is alone may do what it likes; of others it is not known whether they wait for it.
     gone = [ends[rank].time for rank in traces if rank in ends]
-    if len(working) > 1 or len(gone) < len(traces) - 1 or None in gone:
+    if len(working) > 1 or len(gone) < len(traces) - 1 or None in gone or _went_further(board, working[0]):
         return {}
     return {working[0]: _Last(Stage.ALONE, max((time for time in gone if time is not None), default=0))}
+
+
+def _went_further(board: Board, rank: int) -> bool:
+    """Whether a rank has made a collective that one that has ended did not come to: as its root it need not wait there."""
+    lanes = [group.lanes for group in board.groups if group.kind == "collective" and rank in group.lanes]
+    return any(each[rank].last > min(lane.last for lane in each.values()) for each in lanes)
 
 
 def _left_well(ending: Ending) -> bool:

@@ -174,3 +174,8 @@ def test_whoever_is_cleared_away_while_it_ends_is_not_blamed(number):
 def test_activity_of_a_rank_that_is_merely_slow_to_end_is_no_finding():
     slow = Activity(3, Motion.UNKNOWN, since=START)
     assert 3 in quiet(replace(job(*ended(0, 1, 2), lingers(3)), activities={3: slow}))
+
+
+def test_who_is_alone_because_another_left_before_its_broadcast_is_not_at_fault():
+    more = [*STEPS, Op("broadcast", line=60, root=3)]
+    assert quiet(job(*ended(0, 1, 2, operations=STEPS), lingers(3, more, finished=None), frozen=(3,))) == ()
