@@ -244,7 +244,7 @@ def spawned(line: Line, facts: Facts) -> bool:
 
 def closing(line: Line, facts: Facts) -> bool:
     """The launcher ends a process itself."""
-    found = p.CLOSING.search(line.text)
+    found = p.CLOSING.search(line.text) or p.FORCED.search(line.text)
     if found is None:
         return False
     if len(facts.signalled) < MAX_FACTS:
@@ -419,6 +419,7 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("exitcode", failed),
     ("ProcessExitedException", spawned),
     ("closing signal", closing),
+    ("forcefully", closing),
     ("store_based_barrier_key", joining),
     ("Completed store-based barrier", joined),
     ("client socket has timed out", _trouble("no_server", p.NO_SERVER)),

@@ -89,6 +89,7 @@ SPAWNED_ENDED = re.compile(
     r"ProcessExitedException: process (\d{1,6}) terminated with (?:signal (SIG[A-Z0-9]{1,10})|exit code (\d{1,3}))"
 )
 CLOSING = re.compile(r"Sending process (\d{1,9}) closing signal (\w{1,12})")
+FORCED = re.compile(r"Unable to shutdown process (\d{1,9}) via [\w.]{1,20}, forcefully exitt?ing via [\w.]{1,20}")
 RESTART = re.compile(r"[Ww]orker group .{0,60}[Ww]ill restart|Restarting worker group|restarting worker group")
 LAUNCH = "Setting OMP_NUM_THREADS"
 LAUNCHER = (LAUNCH, "distributed/elastic", "distributed.elastic")
