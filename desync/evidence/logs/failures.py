@@ -43,6 +43,8 @@ class Failures:
     """Ranks that failed because others did (or did not come)."""
     aborted: set[int] = field(default_factory=set)
     """Those of them that signal 6 ended without a word of their own."""
+    told: bool = False
+    """The log itself says why ranks ended."""
 
 
 def failures(facts: Facts, ranks: Ranks) -> Failures:
@@ -165,7 +167,7 @@ def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts, ranks: Ra
     raised: set[int | None] = {rank for rank, _ in found.marks}
     kernel = {trouble.pid for trouble in facts.troubles if trouble.kind == "kernel"}
     own_faults = any(_is_own(mark) for _, mark in found.marks) or bool(found.anonymous)
-    told = _told(facts)
+    told = found.told = _told(facts)
     nobodys = [each for each in facts.ended if _rank_of_end(each, ranks) is None]
     found.unplaced = [each for each in nobodys if each.code != SIGTERM and _counts(each, kernel, own_faults, facts, told)]
     silent = _without_a_word(ended, facts, raised | _heard(facts, ranks)) if not _unheard(facts, ranks) else None
@@ -180,7 +182,10 @@ def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts, ranks: Ra
 
 
 def _cleared_up(ended: Ended, facts: Facts) -> bool:
-    """Whether its launcher ended it after another had failed: what it made of the first signal, or the second, is no news."""
+    """Whether its end tells nothing of it: above all if its launcher brought it about, after another had failed."""
+    if ended.task is not None and ended.code > 0:
+        # srun counts by node: what many others ended with as well is no more a fault of the one that is alone on its node.
+        return any(each.kind == "srun_end" and each.number == ended.code for each in facts.troubles)
     return ended.code not in ENDED_BY_OTHERS and (ended.speaker.file, ended.pid) in facts.signalled
 
 
