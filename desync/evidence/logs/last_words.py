@@ -12,6 +12,7 @@ from desync.evidence.logs.speakers import Speaker
 WORDS = ("OOMKilled", " return code = ", "illed", "ault", "rror", "bort", "nstruction", "xception")
 """One of these is in every line that is understood here."""
 MAX_QUOTED = 300
+MAX_LINE = 8000
 SHELL_LINES = 12
 """A shell's words count among so many lines at the end: elsewhere the script went on."""
 _SIGNALS = (
@@ -34,7 +35,7 @@ def last_words(lines: Sequence[str], who: Speaker, order: int) -> Iterator[Troub
             pod = f"{named[1]}: "
         if "OOMKilled" in line and (found := p.POD_MEMORY.match(line)) is not None:
             yield Trouble("pod_memory", who, order, None, f"{'' if found['pod'] else pod}{line.strip()}"[:MAX_QUOTED])
-        elif " return code = " in line and (code := p.RETURN_CODE.search(line)) is not None:
+        elif " return code = " in line and (code := p.RETURN_CODE.search(line[:MAX_LINE])) is not None:
             text = f"DeepSpeed's launcher: a process exited with return code = {code[1]}"
             yield Trouble("launcher_end", who, order, None, text, number=int(code[1]))
         elif index >= len(lines) - SHELL_LINES and (end := _shell_end(line)) is not None:
