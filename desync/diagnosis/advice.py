@@ -59,6 +59,10 @@ STOPPED_ADVICE = (
     "Let it go on (kill -CONT with its pid, or detach the debugger), and look for who stopped it: a person, a terminal, the "
     "scheduler."
 )
+HOST_MEMORY = (
+    "The memory of the host ran out, not that of the GPU: fewer or leaner loader workers, smaller caches, or a larger memory "
+    "limit for the job."
+)
 MEMORY_ADVICE = (
     "The kernel ended processes for want of memory: give the job more, or let its ranks and their loader workers need less "
     "(count what all of them need together)."

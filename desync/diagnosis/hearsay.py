@@ -6,10 +6,15 @@ not why.  What rests on messages alone is likely at best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
+from desync.diagnosis.advice import HOST_MEMORY as _HOST_MEMORY
 from desync.diagnosis.advice import advice
+from desync.diagnosis.nameless import ended
+from desync.diagnosis.said import nobody_seen as _nobody_seen
+from desync.diagnosis.said import of as _of
+from desync.diagnosis.said import quotes as _quotes
 from desync.diagnosis.words import capital, closed, named, verb
 from desync.model import (
     AtDivergence,
@@ -47,23 +52,9 @@ def weigh(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     return found
 
 
-def _of(evidence: Evidence, kind: ClaimKind) -> list[Claim]:
-    return [claim for claim in evidence.claims if claim.kind is kind]
-
-
-def _quotes(claims: Iterable[Claim]) -> tuple[str, ...]:
-    said = (f"{named([claim.by])}: {claim.text}" if claim.by is not None else claim.text for claim in claims)
-    return tuple(dict.fromkeys(said))[:16]
-
-
 def _decided(found: list[Finding]) -> bool:
     """Whether somebody's own fault has been found already."""
     return any(finding.cause in _OWN_FAULTS for finding in found)
-
-
-def _nobody_seen(finding: Finding) -> bool:
-    """Whether a finding says no more than that ranks failed because of others, or that some left no word."""
-    return finding.cause is Cause.UNKNOWN and finding.certainty is Certainty.POSSIBLE
 
 
 def kernel(evidence: Evidence, found: list[Finding]) -> list[Finding]:
@@ -91,12 +82,6 @@ def kernel(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         time=min((claim.time for claim in claims if claim.time is not None), default=None),
     )
     return [killed, *(finding for finding in weighed if finding.cause not in _OPEN)]
-
-
-_HOST_MEMORY = (
-    "The memory of the host ran out, not that of the GPU: fewer or leaner loader workers, smaller caches, or a larger memory "
-    "limit for the job."
-)
 
 
 def raised(evidence: Evidence, found: list[Finding]) -> list[Finding]:
@@ -407,4 +392,17 @@ def teardown(evidence: Evidence, found: list[Finding]) -> list[Finding]:
     return [finding]
 
 
-_ALL: tuple[Weigh, ...] = (kernel, raised, structure, sizes, refused, rendezvous, absent, memory, moving, network, teardown)
+_ALL: tuple[Weigh, ...] = (
+    kernel,
+    raised,
+    structure,
+    sizes,
+    refused,
+    rendezvous,
+    absent,
+    memory,
+    moving,
+    ended,
+    network,
+    teardown,
+)

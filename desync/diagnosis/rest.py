@@ -12,7 +12,7 @@ from desync.diagnosis.endings import INTERRUPTED, Ending, Manner
 from desync.diagnosis.ends import explain_end
 from desync.diagnosis.frontier import Parting, divergence, together
 from desync.diagnosis.suspect import Explanation
-from desync.diagnosis.words import called, closed, counted, named, place, verb
+from desync.diagnosis.words import called, closed, counted, named, of_several, place, verb
 from desync.model import Cause, Certainty, Evidence, Finding, Operation, Status
 
 MAX_LIKEWISE = 8
@@ -42,12 +42,13 @@ def _ended(same: list[tuple[Ending, Explanation]]) -> Finding:
     explanation = same[0][1]
     culprits = tuple(sorted(ending.rank for ending, _ in same))
     who = named(culprits)
+    what = of_several(explanation.what) if len(culprits) > 1 else explanation.what
     return Finding(
         status=Status.CRASH,
         cause=explanation.cause,
         certainty=explanation.certainty,
         culprit_ranks=culprits if explanation.blames else (),
-        summary=closed(f"{who[0].upper()}{who[1:]} {explanation.what}"),
+        summary=closed(f"{who[0].upper()}{who[1:]} {what}"),
         advice=explanation.advice or advice(explanation.cause),
         evidence=tuple(dict.fromkeys(line for _, each in same for line in each.evidence)),
         time=min((ending.time for ending, _ in same if ending.time is not None), default=None),

@@ -22,7 +22,7 @@ from desync.diagnosis.held import is_held_in
 from desync.diagnosis.history import History
 from desync.diagnosis.progress import number_of
 from desync.diagnosis.suspect import Explanation, Suspect
-from desync.diagnosis.words import called, named, place, verb
+from desync.diagnosis.words import called, named, of_several, place, verb
 from desync.model import (
     CallSite,
     Cause,
@@ -234,7 +234,7 @@ class Case:
         doubt = self._one_too_many(parting, cause)
         lines += [doubt] if doubt else []
         who = named(culprits)
-        whats[0] = _of_several(whats[0]) if len(culprits) > 1 else whats[0]
+        whats[0] = of_several(whats[0]) if len(culprits) > 1 else whats[0]
         what = whats[0] if len(whats) == 1 else f"{whats[0]} ({named([first.suspect.rank])}; the others alike)"
         return Finding(
             status=Status.SLOW if cause is Cause.SLOW_RANK else self.status(parting, culprits),
@@ -301,14 +301,6 @@ def _all_wait_for_input(evidence: Evidence, ranks: Iterable[int]) -> bool:
     """Whether each of these stands in a wait for what another process has to send."""
     activities = [evidence.activities.get(rank) for rank in ranks]
     return all(each is not None and each.waits_for in ("waits for input", "waits for the network") for each in activities)
-
-
-def _of_several(what: str) -> str:
-    """What is said of one rank, said of several."""
-    for one, many in (("is ", "are "), ("has ", "have "), ("was ", "were ")):
-        if what.startswith(one):
-            return many + what.removeprefix(one)
-    return what
 
 
 def _holding(board: Board, partings: Iterable[Parting]) -> dict[int, tuple[Parting, ...]]:

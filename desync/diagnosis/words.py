@@ -38,6 +38,15 @@ def verb(ranks: Iterable[int], one: str, many: str) -> str:
     return one if len(set(ranks)) == 1 else many
 
 
+def of_several(what: str) -> str:
+    """What is said of one rank, said of several."""
+    done = ("had done its work and was ended", "had done their work and were ended")
+    for one, many in (("is ", "are "), ("has ", "have "), ("was ", "were "), done):
+        if what.startswith(one):
+            return many + what.removeprefix(one)
+    return what
+
+
 def counted(number: int, noun: str) -> str:
     """Such as "1 batch", "2 batches"."""
     plural = noun + ("es" if noun.endswith(("ch", "s", "sh")) else "s")

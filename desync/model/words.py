@@ -141,5 +141,7 @@ class ClaimKind(str, enum.Enum):
     """``ranks`` ran out of device memory and printed it without ending."""
     RAISED = "raised"
     """Somebody raised an exception that is nobody's consequence: ``ranks`` as far as it can be guessed, else empty."""
+    ENDED = "ended"
+    """Processes ended, and nobody says which ranks they were: ``op`` is "memory", "killed", "shell", "exited" or "told"."""
     STRUCTURE = "structure"
     """``ranks`` built another model than the others, as DDP found."""

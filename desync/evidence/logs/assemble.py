@@ -357,6 +357,10 @@ def _notes(facts: Facts, ranks: Ranks) -> Iterable[str]:
         yield f"after {handled} traceback{'s' if handled > 1 else ''} work went on for a while: taken for caught"
     if facts.survived:
         yield "the log holds errors after which the job went on and ended well; they were not taken for faults"
+    open_end = facts.worked_on and facts.finished is None and not facts.failed
+    if open_end and (left := sorted({rank for each in facts.left if (rank := ranks.of(each)) is not None})):
+        who = f"rank{'s' if len(left) > 1 else ''} {', '.join(map(str, left[:8]))}"
+        yield f"{who} left the program, as torch warns, and work was told of after that: {facts.worked_on.strip()[:100]}"
     if facts.repeated:
         yield f"Ray has folded {facts.repeated} lines away; RAY_DEDUP_LOGS set to 0 keeps those of all ranks"
     if facts.timeouts and not facts.stacks:

@@ -145,7 +145,7 @@ class Trouble:
 
     kind: str
     """network, network_back, peer_gone, kernel, oom_events, srun_memory, heartbeat, gil, nccl_error, cuda_error,
-    out_of_memory or no_server."""
+    out_of_memory, no_server, or an end that names no rank: srun_end, launcher_end, shell_end, pod_memory, death_signal."""
     speaker: Speaker
     order: int
     time: int | None
@@ -153,7 +153,7 @@ class Trouble:
     pid: int | None = None
     host: str | None = None
     number: int | None = None
-    """The GPU for out_of_memory, the task for srun_memory."""
+    """The GPU for out_of_memory, the task for srun_memory, the signal for death_signal, the status of an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +229,10 @@ class Facts:
     """Processes that the launcher itself ended: (file, pid)."""
     world_sizes: list[int] = field(default_factory=list)
     torch: str | None = None
+    left: dict[Speaker, None] = field(default_factory=dict)
+    """Who ended without destroying its groups, as torch warns: well or not."""
+    worked_on: str = ""
+    """A step before the last that is told of after the newest of them left."""
     finished: int | None = None
     """Order of the newest line with which the program says that its work is done."""
     finished_text: str = ""

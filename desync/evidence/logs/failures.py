@@ -13,6 +13,8 @@ from desync.evidence.logs.victims import is_no_error, is_victim
 from desync.model import CallSite, Exit, Failure, Mark, MarkKind
 
 SIGINT, SIGABRT, SIGKILL, SIGTERM = -2, -6, -9, -15
+ENDED_BY_OTHERS = (SIGINT, SIGABRT, SIGTERM)
+"""Signals that are weighed for themselves: a launcher's, and the one with which a watchdog ends its process."""
 TIMED_OUT = "Watchdog caught collective operation timeout"
 TOLD_OTHERWISE = (
     "monitoredBarrier",
@@ -42,6 +44,8 @@ class Failures:
     """Ranks that failed because others did (or did not come)."""
     aborted: set[int] = field(default_factory=set)
     """Those of them that signal 6 ended without a word of their own."""
+    told: bool = False
+    """The log itself says why ranks ended."""
 
 
 def failures(facts: Facts, ranks: Ranks) -> Failures:
@@ -58,7 +62,7 @@ def failures(facts: Facts, ranks: Ranks) -> Failures:
             found.marks.append((rank, _mark(traceback)))
     _adopt_anonymous(found, ended, named)
     _add_aborted(found, facts, ranks)
-    _add_exits(found, ended, facts, [each for each in facts.ended if _rank_of_end(each, ranks) is None])
+    _add_exits(found, ended, facts, ranks)
     return found
 
 
@@ -160,13 +164,14 @@ def _backend_error(time: int, message: str, kind: str) -> Mark:
     return Mark(MarkKind.EXCEPTION, time, value=kind, failure=Failure(kind, message, uncaught=True))
 
 
-def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts, nobodys: list[Ended]) -> None:
-    raised = {rank for rank, _ in found.marks}
+def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts, ranks: Ranks) -> None:
+    raised: set[int | None] = {rank for rank, _ in found.marks}
     kernel = {trouble.pid for trouble in facts.troubles if trouble.kind == "kernel"}
     own_faults = any(_is_own(mark) for _, mark in found.marks) or bool(found.anonymous)
-    told = _told(facts)
+    told = found.told = _told(facts)
+    nobodys = [each for each in facts.ended if _rank_of_end(each, ranks) is None]
     found.unplaced = [each for each in nobodys if each.code != SIGTERM and _counts(each, kernel, own_faults, facts, told)]
-    silent = _without_a_word(ended, facts, raised) if not found.anonymous else None
+    silent = _without_a_word(ended, facts, raised | _heard(facts, ranks)) if not _unheard(facts, ranks) else None
     for rank, each in ended.items():
         counts = rank in raised or _counts(each, kernel, own_faults, facts, told) or (rank == silent and not own_faults)
         if counts:
@@ -177,14 +182,41 @@ def _add_exits(found: Failures, ended: dict[int, Ended], facts: Facts, nobodys: 
                 found.aborted.add(rank)
 
 
-def _without_a_word(ended: dict[int, Ended], facts: Facts, raised: set[int]) -> int | None:
+def _cleared_up(ended: Ended, facts: Facts) -> bool:
+    """Whether its end tells nothing of it: above all if its launcher brought it about, after another had failed."""
+    if ended.task is not None and ended.code > 0:
+        # srun counts by node: what many others ended with as well is no more a fault of the one that is alone on its node.
+        return any(each.kind == "srun_end" and each.number == ended.code for each in facts.troubles)
+    return ended.code not in ENDED_BY_OTHERS and (ended.speaker.file, ended.pid) in facts.signalled
+
+
+def _speaking(facts: Facts) -> list[Traceback]:
+    """Tracebacks of ranks that ended with them, those of victims included."""
+    own = (each for each in facts.tracebacks if each.type and not each.launcher and not each.handled)
+    return [each for each in own if not is_no_error(each.type, each.message)]
+
+
+def _heard(facts: Facts, ranks: Ranks) -> set[int | None]:
+    """Ranks whose own words on their end are in the log, though these may speak of others: of who did not come to a barrier."""
+    barriers = {each.by if each.reached is None else each.reached for each in facts.barriers}
+    return {_rank_of(each, facts, ranks) for each in _speaking(facts)} | barriers
+
+
+def _unheard(facts: Facts, ranks: Ranks) -> bool:
+    """Whether words are left of a rank that no line names: they may be those of the rank that seems to have none."""
+    return any(_rank_of(each, facts, ranks) is None for each in _speaking(facts))
+
+
+def _without_a_word(ended: dict[int, Ended], facts: Facts, heard: set[int | None]) -> int | None:
     """The one rank that ended with a status although the log has no traceback for it."""
-    silent = [rank for rank, each in ended.items() if each.code > 0 and rank not in raised]
+    silent = [rank for rank, each in ended.items() if each.code > 0 and rank not in heard and not _cleared_up(each, facts)]
     return silent[0] if len(silent) == 1 and not facts.timeouts else None
 
 
 def _counts(ended: Ended, kernel: set[int | None], own_faults: bool, facts: Facts, told: bool) -> bool:
     """Whether an exit status says something about the rank itself, and not that others had failed before."""
+    if _cleared_up(ended, facts):
+        return False
     if ended.code == SIGKILL:
         # The launcher kills so what SIGTERM does not end; after a time-out that is no news.
         return ended.root or ended.pid in kernel or not (own_faults or facts.timeouts)

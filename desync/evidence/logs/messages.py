@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 
 from desync.evidence.logs import patterns as p
+from desync.evidence.logs.departures import cancelled, death_signal, mpirun, undestroyed
 from desync.evidence.logs.facts import (
     Barrier,
     Communicator,
@@ -245,7 +246,7 @@ def spawned(line: Line, facts: Facts) -> bool:
 
 def closing(line: Line, facts: Facts) -> bool:
     """The launcher ends a process itself."""
-    found = p.CLOSING.search(line.text)
+    found = p.CLOSING.search(line.text) or p.FORCED.search(line.text)
     if found is None:
         return False
     if len(facts.signalled) < MAX_FACTS:
@@ -364,6 +365,11 @@ def srun(line: Line, facts: Facts) -> bool:
         facts.tasks = max(facts.tasks, *tasks)
         code = int(end[2]) if end[2] is not None else -_SIGNALS[end[1]]
         facts.ended.append(Ended(line.speaker, line.order, line.time, code, None, None, None, found[1], task=tasks[0]))
+    elif len(tasks) > 1 and len(facts.troubles) < MAX_FACTS and (end := p.SRUN_END.match(found[3])) is not None:
+        code = int(end[2]) if end[2] is not None else -_SIGNALS[end[1]]
+        facts.troubles.append(
+            Trouble("srun_end", line.speaker, line.order, line.time, found[0].strip()[:MAX_TEXT], host=found[1], number=code)
+        )
     return True
 
 
@@ -374,25 +380,6 @@ _SIGNALS = {
     "Floating point exception": signal.SIGFPE,
     "Killed": signal.SIGKILL,
 }
-
-
-def cancelled(line: Line, facts: Facts) -> bool:
-    """The scheduler ended the job; each of its nodes says so, and the first is enough."""
-    found = p.CANCELLED.search(line.text)
-    if found is None:
-        return False
-    facts.cancelled = facts.cancelled or found[1][:MAX_TEXT]
-    return True
-
-
-def mpirun(line: Line, facts: Facts) -> bool:
-    """mpirun says which rank ended first."""
-    found = p.MPIRUN_END.search(line.text)
-    if found is None or len(facts.ended) >= MAX_FACTS:
-        return False
-    rank, pid, code = int(found[1]), int(found[2]), -int(found[4])
-    facts.ended.append(Ended(line.speaker, line.order, line.time, code, rank, None, pid, found[3], root=True))
-    return True
 
 
 def world(line: Line, facts: Facts) -> bool:
@@ -420,6 +407,10 @@ MESSAGES: tuple[tuple[str, Handle], ...] = (
     ("exitcode", failed),
     ("ProcessExitedException", spawned),
     ("closing signal", closing),
+    ("death signal", death_signal),
+    ("SignalException", death_signal),
+    ("forcefully", closing),
+    ("destroy", undestroyed),
     ("store_based_barrier_key", joining),
     ("Completed store-based barrier", joined),
     ("client socket has timed out", _trouble("no_server", p.NO_SERVER)),

@@ -89,6 +89,7 @@ SPAWNED_ENDED = re.compile(
     r"ProcessExitedException: process (\d{1,6}) terminated with (?:signal (SIG[A-Z0-9]{1,10})|exit code (\d{1,3}))"
 )
 CLOSING = re.compile(r"Sending process (\d{1,9}) closing signal (\w{1,12})")
+FORCED = re.compile(r"Unable to shutdown process (\d{1,9}) via [\w.]{1,20}, forcefully exitt?ing via [\w.]{1,20}")
 RESTART = re.compile(r"[Ww]orker group .{0,60}[Ww]ill restart|Restarting worker group|restarting worker group")
 LAUNCH = "Setting OMP_NUM_THREADS"
 LAUNCHER = (LAUNCH, "distributed/elastic", "distributed.elastic")
@@ -145,6 +146,24 @@ CANCELLED = re.compile(
 OOM_EVENTS = re.compile(r"Detected (\d{1,6}) oom_kill event")
 SRUN = re.compile(r"srun: error: ([\w.-]{1,100}): tasks? ([\d,-]{1,400}): (.{1,80})")
 SRUN_END = re.compile(r"(Segmentation fault|Aborted|Bus error|Floating point exception|Killed|Exited with exit code (\d{1,3}))")
+DEATH_SIGNAL = re.compile(
+    r"Received (?:Signals\.)?(\d{1,2}|SIG[A-Z]{2,5}) death signal|SignalException: Process \d{1,9} got signal: (\d{1,2})"
+)
+"""torchrun was sent a signal, and ends its workers."""
+RETURN_CODE = re.compile(r"launch\.py:\d{1,6}:\w{1,40}\] .{0,4000}exits with return code = (-?\d{1,3})\s*$")
+"""DeepSpeed's launcher on the first of its processes that failed.  The command in it is the last one started."""
+POD_NAME = re.compile(r"^Name: {1,60}(\S{1,260})\s*$")
+POD_MEMORY = re.compile(
+    r"^\s{0,80}(?:- )?(?:Reason: {1,60}|\"?reason\"?: \"?)OOMKilled\b|^(?P<pod>[\w.-]{1,260}) +\d{1,4}/\d{1,4} +OOMKilled "
+)
+"""Kubernetes on a container: in ``kubectl describe``, the pod as YAML or JSON, or the table of pods."""
+SHELL_END = re.compile(
+    r"^(?:zsh: |[\w./+-]{1,200}: (?:line )?\d{1,9}: {1,12}(?:\d{1,9} {1,12})?|\[\d{1,4}\][+-]? {1,12})?"
+    r"(?P<how>Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Killed"
+    r"|segmentation fault|bus error|abort|illegal hardware instruction|floating point exception|killed)"
+    r"(?: {1,40}\(core dumped\))?(?P<command> {2,40}\S.{0,1000})?\s*$"
+)
+"""A shell's words (bash, dash, zsh) on a program that a signal has ended."""
 MPIRUN_END = re.compile(r"process rank (\d{1,7}) with PID (\d{1,9}) on node ([\w.-]{1,100}) exited on signal (\d{1,3})")
 OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP|XPU) out of memory|ran out of memory|OutOfMemoryError")
 GPU = re.compile(r"\(GPU (\d{1,4});|GPU (\d{1,4}) has a total capac")
@@ -159,7 +178,7 @@ DONE = re.compile(
     r"\btrain(?:ing)? (?:run )?ended\b|\bafter training is done\b|\ball done\b|\bjob (?:completed|finished)\b|"
     r"`?\btrainer\.fit`? stopped: `?max_(?:epochs|steps)=\d{1,12}`? reached|"
     r"['\"]?\btrain_runtime['\"]?\s{0,40}[:=]\s{0,10}\d[\d.:]{0,20}|"
-    r"was not called before program exit|^wandb: .{0,10}(?:view run|synced|run summary)"
+    r"\*{3,8} train metrics \*{3,8}|^wandb: .{0,10}(?:view run|synced|run summary)"
 )
 """With these (in small letters) a program says that its work is done.  They are looked for only at a log's end and before a
 late failure, in the lines that hold one of DONE_WORDS."""
@@ -168,8 +187,12 @@ TESTS_PASSED = re.compile(
     r"=* ?(\d{1,7} passed(?:, \d{1,7} (?:skipped|deselected|xfailed|xpassed|warnings?|rerun)){0,6} in [\d.]{1,12}s)\b"
 )
 """pytest's last line where nothing failed."""
-DONE_OF_ALL = re.compile(r"before program exit|^wandb: |\bjob (?:completed|finished)\b")
+DONE_OF_ALL = re.compile(r"^wandb: |\bjob (?:completed|finished)\b")
 """Of these, what is printed after a crash as well: the script that runs the job says so whatever became of it."""
+UNDESTROYED = re.compile(
+    r"destroy_process_group\(\) was not called before program exit|process group has NOT been destroyed before"
+)
+"""torch's warning (2.4 and newer) in one process that ends, whether its work is done or it gives up."""
 AFTERMATH = re.compile(
     r"frame #\d|\.cpp:\d|\b(?:srun|slurmstepd): |^\s*#\d{1,3} |terminate called|what\(\): |Exception raised from "
 )
@@ -183,6 +206,6 @@ SIZES_DIFFER = re.compile(r"op\.preamble\.length <= op\.nbytes\. \d{1,20} vs \d{
 JOINED = re.compile(r"Completed store-based barrier for key:\s?store_based_barrier_key:(\d{1,9})")
 NO_SERVER = re.compile(r"The client socket has timed out after .{1,100}")
 DONE_WORDS = (
-    *("complete", "finished", "done", "end of run", "training time", "ended", "before program exit", "wandb: "),
-    *("stopped: ", "train_runtime"),  # Lightning's and Hugging Face's trainers
+    *("complete", "finished", "done", "end of run", "training time", "ended", "wandb: "),
+    *("stopped: ", "train_runtime", "train metrics"),  # Lightning's and Hugging Face's trainers
 )

@@ -10,6 +10,8 @@ from desync.evidence.logs import patterns as p
 from desync.evidence.logs.clock import Clock
 from desync.evidence.logs.drawn import Drawn
 from desync.evidence.logs.facts import Facts, Traceback
+from desync.evidence.logs.last_words import WORDS as LAST_WORDS
+from desync.evidence.logs.last_words import last_words
 from desync.evidence.logs.lines import LineScanner, plain, uncoloured
 from desync.evidence.logs.messages import MESSAGES, said_by_torch
 from desync.evidence.logs.speakers import (
@@ -132,6 +134,10 @@ class _Reading:
         self._settled = False
         self._cancelled_at: int | None = None
         """Where the scheduler's words end with which it ended the job, or a step of it."""
+        self._ended_at: int | None = None
+        """Where the newest words of srun or torchrun end on processes whose rank they do not tell."""
+        self._left_at: int | None = None
+        """Where the newest warning of a process ends that has left its program."""
         self._taken_down = False
         """A process has said that it ends for its error: whatever comes after that, the job did not go on."""
         self._shape: tuple[re.Pattern[str] | None] | None = None
@@ -286,6 +292,10 @@ class _Reading:
         facts = self.log.facts
         if "CANCELLED AT " in line.text and self._cancelled_at is None:
             self._cancelled_at = self.scanner.place
+        if "srun: " in line.text or "death signal" in line.text or "SignalException" in line.text:
+            self._ended_at = self.scanner.place
+        if line.speaker in facts.left and "destroy" in line.text:
+            self._left_at = self.scanner.place
         if len(facts.timeouts) == 1 and not self._settled:
             self._settled = True
             self._settle_tracebacks()
@@ -356,6 +366,19 @@ class _Reading:
             self.log.facts.finished = order
             self.log.facts.finished_text = (words or "100%").strip()[:200]
 
+    def _look_for_last_words(self, text: str) -> None:
+        """Ends of processes without a rank, unless the job was tried again and went well; who worked on after one had left."""
+        facts, shape = self.log.facts, self._line_shape()
+        if self._ended_at is not None and self._done_after(self._ended_at):
+            facts.troubles = [each for each in facts.troubles if each.kind not in ("srun_end", "death_signal")]
+        if any(word in text for word in LAST_WORDS):
+            lines = [parse(bared(line, shape)[1], self.base)[1] for line in text.splitlines() if line.strip()]
+            said = [place for place, line in enumerate(lines) if _done(line) and not p.DONE_OF_ALL.search(line[:400].lower())]
+            facts.troubles += last_words(lines[max(said, default=-1) + 1 :], self.base, self.log.next_order())
+        if self._left_at is not None and facts.finished is None:
+            steps = p.STEPS.finditer(plain(self.scanner.after(self._left_at)))
+            facts.worked_on = next((found[0] for found in steps if int(found[1]) < int(found[2])), "")
+
     def end(self) -> None:
         """The file is over."""
         for line in self.drawn.rest():
@@ -375,6 +398,7 @@ class _Reading:
             self._look_for_end(text, self.log.next_order())
         if self._cancelled_at is not None and self._done_after(self._cancelled_at):
             facts.cancelled = ""  # it was a step beside the job's work
+        self._look_for_last_words(text)
         bar = _last_bar(text)
         if (
             bar is not None

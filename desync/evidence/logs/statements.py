@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from desync.evidence.flight_recorder.names import public
 from desync.evidence.logs.facts import Barrier, Facts, Fingerprint, Joining, Trouble
-from desync.evidence.logs.failures import SIGABRT, Failures
+from desync.evidence.logs.failures import ENDED_BY_OTHERS, SIGABRT, Failures
 from desync.evidence.logs.patterns import NO_EXCEPTION, SIZES_DIFFER
 from desync.evidence.logs.ranks import DEFAULT, Ranks, distance
 from desync.evidence.logs.speakers import Speaker
@@ -21,6 +21,7 @@ from desync.model import Claim, ClaimKind, Mark
 MAX_QUOTED = 8
 """Lines of one kind that are quoted."""
 MAX_SILENT = 4096
+ENDS = ("pod_memory", "launcher_end", "srun_end", "shell_end", "death_signal")
 
 
 def statements(facts: Facts, ranks: Ranks, ends: Failures) -> tuple[Claim, ...]:
@@ -39,6 +40,7 @@ def statements(facts: Facts, ranks: Ranks, ends: Failures) -> tuple[Claim, ...]:
         *_cancelled(facts),
         *_moving(facts, ranks, ends),
         *_raised(facts, ranks, ends),
+        *_ended(facts, ends),
         *_mismatches(facts, ranks),
         *structure(facts),
     )
@@ -261,6 +263,24 @@ def _raised(facts: Facts, ranks: Ranks, ends: Failures) -> Iterator[Claim]:
         which = f"local rank {end.local}" if end.local is not None else "a process"
         said = f"{which} of {end.host or 'its node'} ended with {how}"
         yield Claim(ClaimKind.RAISED, (), said, time=end.time or end.order, op="killed" if end.code < 0 else "exited")
+
+
+def _ended(facts: Facts, ends: Failures) -> Iterator[Claim]:
+    """Ends that srun, a shell, DeepSpeed or Kubernetes tell of without a rank; what only follows from others' is left out."""
+    said = {each.text: each for each in facts.troubles if each.kind in ENDS}
+    for each in list(said.values())[:MAX_QUOTED]:
+        code = each.number or 0
+        first = each.kind == "launcher_end" and code < 0 and code not in ENDED_BY_OTHERS
+        if each.kind == "death_signal":
+            op = "told" if not facts.cancelled else None
+        elif each.kind == "pod_memory":
+            op = "memory"
+        elif each.kind == "shell_end":
+            op = "shell" if not (ends.told or ends.exits) else None
+        else:
+            op = ("killed" if code < 0 else "exited") if first or not (ends.told or ends.exits) else None
+        if op is not None:
+            yield Claim(ClaimKind.ENDED, (), each.text, time=each.time or each.order, op=op, seq=abs(code))
 
 
 def _mismatches(facts: Facts, ranks: Ranks) -> Iterator[Claim]:
