@@ -188,6 +188,7 @@ _COMMUNICATION_WORDS = (
     "Connection refused",
     "Broken pipe",
     "gloo/transport",
+    "connectFullMesh failed",
     "Application timeout caused pair closure",
     "Timed out waiting",
     "timed out after",

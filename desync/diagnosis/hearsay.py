@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from desync.diagnosis.advice import HOST_MEMORY as _HOST_MEMORY
 from desync.diagnosis.advice import advice
+from desync.diagnosis.mesh import unconnected
 from desync.diagnosis.nameless import ended
 from desync.diagnosis.said import nobody_seen as _nobody_seen
 from desync.diagnosis.said import of as _of
@@ -351,7 +352,7 @@ def network(evidence: Evidence, found: list[Finding]) -> list[Finding]:
         hung = next((finding for finding in (*stalled, *found) if finding.status is Status.HANG), None)
         tail = f". {hung.summary}" if hung is not None else "; the ranks that ended did so because of it." if found else "."
         finding = Finding(
-            status=Status.HANG if hung is not None else Status.CRASH if found else Status.UNKNOWN,
+            status=Status.HANG if hung is not None else Status.CRASH if found or evidence.ended else Status.UNKNOWN,
             cause=Cause.COMMUNICATION_STALLED,
             certainty=Certainty.LIKELY if stalled or (found and hung is None) else Certainty.POSSIBLE,
             culprit_ranks=(),
@@ -404,5 +405,6 @@ _ALL: tuple[Weigh, ...] = (
     moving,
     ended,
     network,
+    unconnected,
     teardown,
 )

@@ -114,7 +114,7 @@ NETWORK_WORD = "NCCL WARN "
 NETWORK = re.compile(  # to be matched once, at the first NETWORK_WORD of a line
     r"NCCL WARN .{0,40}?(?:Got completion from peer .{1,80}?(?:error|status=) ?(?:12|5|10|11)\b|"
     r"Got async (?:fatal )?event ?:.{0,40}(?:port error|fatal)|[Aa]sync error event.{0,80}|.{0,60}IBV_EVENT_PORT_ERR|"
-    r".{0,80}(?:No route to host|Network is unreachable|Connection timed out))"
+    r".{0,120}(?:No route to host|Network is unreachable|Connection timed out|Software caused connection abort))"
 )
 NETWORK_BACK = re.compile(r"NCCL (?:WARN|INFO) .{0,60}port active")
 PEER_GONE = re.compile(r"socketProgress: Connection closed by remote peer|Connection closed by remote peer")

@@ -255,3 +255,31 @@ def test_a_pod_in_the_words_of_a_program_is_no_finding(tmp_path: Path) -> None:
 def test_several_ranks_were_ended(tmp_path: Path) -> None:
     finding = only(tmp_path, *STEPS, *box((0, -9, 10), (2, -9, 12)))
     assert finding.summary == "Ranks 0,2 were ended by SIGKILL."
+
+
+# --- connections
+
+
+def test_ranks_of_gloo_that_cannot_connect(tmp_path: Path) -> None:
+    refused = (
+        "Gloo connectFullMesh failed with [../gloo/transport/tcp/device.cc:83] connect [127.0.1.1]:41733: Connection refused"
+    )
+    finding = only(tmp_path, *raised(0, refused), *raised(1, "Gloo connectFullMesh failed with [../pair.cc:144] no error"))
+    assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.CRASH, Cause.RENDEZVOUS, ())
+    assert "127.0.1.1" in finding.advice
+    assert len(finding.evidence) == 2
+
+
+def test_who_failed_before_is_why_the_others_could_not_connect(tmp_path: Path) -> None:
+    mesh = "Gloo connectFullMesh failed with [../pair.cc:144] no error"
+    finding = only(tmp_path, *raised(1, "no such data set"), *raised(0, mesh))
+    assert (finding.cause, finding.culprit_ranks) == (Cause.EXCEPTION, (1,))
+
+
+def test_nccls_own_line_about_a_connection_that_could_not_be_made(tmp_path: Path) -> None:
+    said = "n7:12246:12397 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to {} failed : {}"
+    system = "NCCL error in: ../ProcessGroupNCCL.cpp:1275, unhandled system error, NCCL version 2.18.1"
+    abort = said.format("fe80::966d:ae03:a2:8cf0%ib1<17903>", "Software caused connection abort")
+    lines = [abort, *(line.replace("RuntimeError", "torch.distributed.DistBackendError") for line in raised(None, system))]
+    finding = only(tmp_path, *lines, *box((0, 1, 11), (1, 1, 12)))
+    assert (finding.status, finding.cause, finding.culprit_ranks) == (Status.CRASH, Cause.COMMUNICATION_STALLED, ())
