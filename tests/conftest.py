@@ -111,7 +111,7 @@ def run_command() -> RunCommand:
 def run_to_end(
     command: Sequence[str | Path],
     *,
-    timeout_s: float = 120,
+    timeout_s: float = 240,
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
 ) -> Finished:

@@ -83,7 +83,7 @@ def torchrun(
     ranks: int = 2,
     options: Sequence[str] = (),
     env: Mapping[str, str | None] | None = None,
-    timeout_s: float = 90,
+    timeout_s: float = 240,
 ) -> Finished:
     """Run a program under torchrun with the recorder."""
     command = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options]
@@ -116,7 +116,7 @@ def run_ranks(
     env: Mapping[str, str | None] | None = None,
     recorder: bool = True,
     python: Sequence[str] = (PYTHON,),
-    timeout_s: float = 90,
+    timeout_s: float = 240,
 ) -> Finished:
     """Start the ranks one by one and wait for all of them."""
     environment = recorded(folder, env) if recorder else plain(env)

@@ -23,7 +23,7 @@ from desync.model import Status
 from desync.watch.leftover import load_run
 
 PLAYERS = Path(__file__).with_name("players.py")
-LATE_S = 60
+LATE_S = 120
 """No test depends on how fast this is; after so long something is broken."""
 
 
